@@ -3,13 +3,22 @@
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
+import pagedserve.models.gguf_header as gguf_header
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.convert import check_gguf
-from pagedserve.models.gguf_header import read_fields
+from pagedserve.models.gguf_header import (
+    GgufHeader,
+    GgufVersionError,
+    TextList,
+    header_of,
+    read_header,
+)
 from pagedserve.models.registry import resolve_model
 
 STRING, ARRAY, INTEGER = 8, 9, 4
@@ -51,9 +60,19 @@ CASES = {
     "type": (header(0, 1) + text("a") + struct.pack("<I", 99), "it has a value of type 99"),
     "type of a tensor": (TENSOR + struct.pack("<IQIQ", 1, 8, 999, 0) + bytes(99), "failed .*999"),
     "offset": (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 1 << 60) + bytes(99), "reading what"),
-    "dimensions": (TENSOR + struct.pack("<I", 1 << 31) + bytes(99), "reading what"),
+    "dimensions": (TENSOR + struct.pack("<I", 1 << 31) + bytes(99), "'t' has 2147483648 dimension"),
+    "entry": (TENSOR + struct.pack("<I", 1), "announces a number of 8 bytes"),
+    "twice": (header(0, 2) + 2 * ARCHITECTURE, "the field 'general.architecture' twice"),
+    "alignment": (
+        header(0, 1) + text("general.alignment") + struct.pack("<II", INTEGER, 3),
+        "general.alignment is 3; it must be a multiple of 8",
+    ),
+    "text of a list": (
+        array(STRING, 1) + struct.pack("<Q", 5000) + bytes(5000),
+        "a text of 5000 bytes at byte 57 of 5057; accepted are at most 4096",
+    ),
+    "lists that end": (array(STRING, 3) + text("a"), "a text of 8 bytes at byte 58 of 58"),
     "size": (TENSOR + struct.pack("<IQQIQ", 2, 1 << 40, 1 << 40, 0, 0) + bytes(99), "reading what"),
-    "version": (header(0, 0, 99), "version 99"),
     "nothing": (b"GGUF", "announces a number of 4 bytes at byte 4 of 4"),
 }
 
@@ -68,6 +87,14 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, case: str) -> None:
     assert "a.gguf is cut short or damaged: it has" in str(caught.value)
 
 
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(header(0, 0, 99))
+    with pytest.raises(GgufVersionError, match="of version 99; accepted are 2 and 3"):
+        read_header(tmp_path / "a.gguf")
+    with pytest.raises(ModelLoadError, match="of version 99"):
+        check_gguf(tmp_path / "a.gguf")
+
+
 def test_either_order_of_bytes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 1 << 60))
@@ -79,6 +106,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.gguf")
     with pytest.raises(ModelLoadError, match=r"a\.gguf is no regular file"):
         resolve_model(str(tmp_path / "a.gguf")).directory()
+
+
+def values(found: GgufHeader) -> dict[str, Any]:
+    """Fields of a header, with all lists read."""
+    return {
+        name: value.read() if isinstance(value, TextList) else value
+        for name, value in found.fields.items()
+    }
 
 
 @pytest.mark.parametrize("order", [GGUFEndian.LITTLE, GGUFEndian.BIG])
@@ -101,17 +136,55 @@ def test_fields_are_those_of_the_gguf_package(tmp_path: Path, order: GGUFEndian)
     writer.close()
     fields = GGUFReader(tmp_path / "a.gguf").fields
     expected = {name: field.contents() for name, field in fields.items() if name[:2] == "a."}
-    assert read_fields(tmp_path / "a.gguf", "a.") == expected
-    assert read_fields(tmp_path / "a.gguf", "b.", "general.arch") == {
-        "general.architecture": "llama",
-        "b.other": "y",
-    }
+    found = read_header(tmp_path / "a.gguf")
+    assert found.is_big_endian == (order == GGUFEndian.BIG)
+    assert values(found) == {"general.architecture": "llama", "b.other": "y"} | expected
 
 
-@pytest.mark.parametrize(
-    "case", [case for case, (content, _) in CASES.items() if not content.startswith(TENSOR)]
-)
-def test_fields_of_a_header_that_lies_are_not_read(tmp_path: Path, case: str) -> None:
-    (tmp_path / "a.gguf").write_bytes(CASES[case][0])
-    with pytest.raises(ValueError, match=r"announce|value of type|version 99"):
-        read_fields(tmp_path / "a.gguf", "")
+def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_custom_alignment(64)
+    writer.add_tensor("a", np.zeros((3, 5), np.float32))
+    writer.add_tensor("b", np.zeros(7, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader, found = GGUFReader(tmp_path / "a.gguf"), read_header(tmp_path / "a.gguf")
+    assert found.alignment == 64
+    assert [
+        (entry.name, [*reversed(entry.shape)], entry.kind, found.data_offset + entry.offset)
+        for entry in found.tensors
+    ] == [
+        (tensor.name, tensor.shape.tolist(), tensor.tensor_type, tensor.data_offset)
+        for tensor in reader.tensors
+    ]
+
+
+def test_lists_longer_than_what_is_read_at_once_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["x" * (number % 50) for number in range(300)]
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_array("a.texts", texts)
+    writer.add_array("a.numbers", [*range(300)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for size in (1, 7, 64, 1000):
+        monkeypatch.setattr(gguf_header, "_PIECE", size)
+        fields = values(read_header(tmp_path / "a.gguf"))
+        assert (fields["a.texts"], fields["a.numbers"]) == (texts, [*range(300)])
+
+
+def test_a_file_that_becomes_shorter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(header(0, 1) + text("a") + struct.pack("<IIQ", ARRAY, 0, 5000) + bytes(5000))
+    monkeypatch.setattr(gguf_header, "_PIECE", 16)
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.truncate(size - 100)
+        with pytest.raises(ValueError, match=f"its end was at byte {size - 100} when it was read"):
+            header_of(path, file.fileno(), size)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import pagedserve.native.choice as choice
 from pagedserve import LLM, LLMEngine, SamplingParams
 from pagedserve.config import EngineArgs
-from pagedserve.engine.build import load_executor
+from pagedserve.engine.build import load
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.threads import num_compute_threads
+from pagedserve.tokenizer import Tokenizer
 from tests.support.decoders import save_decoder
 
 
@@ -85,7 +86,7 @@ def backend_of(args: EngineArgs, caplog: pytest.LogCaptureFixture) -> tuple[str,
     """The executor of a model, and the log line that names its backend."""
     caplog.clear()
     with caplog.at_level("INFO", "pagedserve.engine.build"):
-        executor = load_executor(args)
+        _, executor = load(args, cast(Tokenizer, object()), None)
     executor.shutdown()
     (line,) = (text for text in caplog.messages if text.startswith("backend: "))
     return type(executor).__name__, line

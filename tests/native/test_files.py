@@ -18,6 +18,7 @@ from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.gguf_tokenizer import tokenizer_of_gguf
 from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.load import load_native
+from pagedserve.native.packing import Packer
 from pagedserve.native.safetensors_file import read_safetensors
 from tests.support.decoders import save_decoder
 from tests.support.gguf_models import write_gguf
@@ -226,23 +227,26 @@ def tensor(name: str, *sizes: int, kind: int = 0, offset: int = 0) -> bytes:
 
 GGUF_HEADERS = {
     "magic": (b"GGML" + bytes(99), "starts with b'GGML'"),
-    "version": (header(0, 0, 99), "its version is 0x63"),
+    "version": (header(0, 0, 99), "of version 99; accepted are 2 and 3"),
     "order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "with the other byte order"),
     "fields": (header(0, 1 << 60), "announces 1152921504606846976 fields"),
     "tensors": (header(1 << 60, 0), "announces 1152921504606846976 tensors"),
     "no tensors": (header(0, 0), "it has no tensors"),
-    "end": (header(0, 3), "reaches beyond its 24 bytes"),
-    "name": (header(0, 1) + struct.pack("<Q", 1 << 60), "a text of 1152921504606846976 bytes"),
+    "end": (header(0, 3), "announces a number of 8 bytes at byte 24 of 24"),
+    "name": (
+        header(0, 1) + struct.pack("<Q", 1 << 60),
+        "a field's name of 1152921504606846976 bytes",
+    ),
     "value": (header(0, 1) + text("a") + struct.pack("<I", 99), "a value of type 99"),
     "array": (
         header(0, 1) + text("a") + struct.pack("<IIQ", 9, 0, 1 << 60),
-        "announces 1152921504606846976 elements of arrays",
+        "its arrays announce 1152921504606846976 elements",
     ),
     "texts": (
         header(0, 1) + text("a") + struct.pack("<IIQQ", 9, 8, 2, 1 << 63) + bytes(9),
-        "reaches beyond",
+        "a text of 9223372036854775808 bytes",
     ),
-    "arrays": (header(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1), "an array of type 9"),
+    "arrays": (header(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1), "or arrays within arrays"),
     "type": (
         header(1, 0) + tensor("t", 8, kind=99) + bytes(99),
         "'t' is of type 99; the native",
@@ -277,6 +281,39 @@ def test_a_long_text_is_refused_unread(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(ModelLoadError, match="a text of 68719476736 bytes"):
         tokenizer_of_gguf(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_file_that_is_cut_short_during_the_load_is_refused(
+    saved: Path, kind: str, gguf_content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = saved / WEIGHTS
+    if kind == "gguf":
+        (file := saved / "model.gguf").write_bytes(gguf_content)
+    pack = Packer.pack
+
+    def cut_short_and_pack(packer: Packer) -> int:
+        os.truncate(file, file.stat().st_size // 2)
+        return pack(packer)
+
+    monkeypatch.setattr(Packer, "pack", cut_short_and_pack)
+    with pytest.raises(ModelLoadError, match="cut short or cannot be read while it is loaded"):
+        load(file if kind == "gguf" else saved)
+
+
+def test_vectors_of_a_file_that_is_cut_short_are_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = Packer.pack
+
+    def pack_and_cut_short(packer: Packer) -> int:
+        num_bytes = pack(packer)
+        os.truncate(saved / WEIGHTS, 1000)
+        return num_bytes
+
+    monkeypatch.setattr(Packer, "pack", pack_and_cut_short)
+    with pytest.raises(ModelLoadError, match=f"{WEIGHTS} was cut short while it was read"):
+        load(saved)
 
 
 def test_doubled_names_are_found_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Packed rows of a file: against the `gguf` package and what torch's path packs."""
 
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gguf
@@ -9,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from pagedserve import StepError
-from pagedserve._core.cpu import PackedWeights, instruction_sets, pack_rows
+from pagedserve._core.cpu import PackedWeights, instruction_sets, pack_layers
 from pagedserve.models.fused.cpu.packing import pack, pack_gated, quantize
-from pagedserve.native.mapped import STORAGES
+from pagedserve.native.stored import STORAGES
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in STORAGES}
 DTYPES: dict[Any, torch.dtype] = {
@@ -44,6 +47,19 @@ def dequantized(rows: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     return found.reshape(len(rows), DEPTH)
 
 
+@contextmanager
+def stored(parts: Sequence[tuple[NDArray[Any], str, int]]) -> Iterator[list[Any]]:
+    """A file for each part, whose rows follow some other bytes; yields the parts' arguments."""
+    with ExitStack() as stack:
+        rows = []
+        for numbers, name, size in parts:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            file.write(bytes(5) + numbers.tobytes())
+            file.flush()
+            rows.append((file.fileno(), 5, len(numbers), name, size))
+        yield rows
+
+
 def packed(
     parts: list[tuple[NDArray[np.uint8], str, int]], dtype: Any, **options: Any
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
@@ -55,16 +71,11 @@ def packed(
         scales = np.zeros(num_rows, np.float32)
     else:
         panels = np.full(size * DTYPES[dtype].itemsize // 4, 7, np.uint32)
-    odd = pack_rows(
-        panels,
-        rows=[(rows.ctypes.data, len(rows), name, size) for rows, name, size in parts],
-        dtype=dtype,
-        in_features=DEPTH,
-        scales=scales,
-        num_threads=2,
-        **options,
-    )
-    assert odd == [0] * len(parts)
+    is_gated = options.pop("is_gated", False)
+    with stored(parts) as rows:
+        layer = (panels, rows, DEPTH, is_gated, scales)
+        odd = pack_layers([layer], dtype=dtype, num_threads=2, **options)
+    assert odd == [[0] * len(parts)]
     return panels, scales
 
 
@@ -146,18 +157,50 @@ def test_numbers_that_are_not_finite_are_counted() -> None:
     numbers[1, 5:7] = np.nan, np.inf
     numbers[0, 0] = 1e30
     panels = np.zeros(64 * DEPTH // 2, np.uint32)
-    parts = [(numbers[row].ctypes.data, 1, "F32", 0) for row in range(2)]
-    assert pack_rows(panels, rows=parts, dtype="float16", in_features=DEPTH) == [1, 2]
+    with stored([(numbers[row : row + 1], "F32", 0) for row in range(2)]) as rows:
+        layer = (panels, rows, DEPTH, False, None)
+        assert pack_layers([layer], dtype="float16") == [[1, 2]]
+
+
+def test_several_layers_are_those_of_as_many_calls() -> None:
+    parts = [(stored_rows("Q4_1", num_rows, num_rows), "Q4_1", 0) for num_rows in (64, 200, 3)]
+    alone = [packed([part], "bfloat16")[0] for part in parts]
+    together = [np.full_like(panels, 7) for panels in alone]
+    with stored(parts) as rows:
+        layers = [
+            (panels, [part], DEPTH, False, None)
+            for panels, part in zip(together, rows, strict=True)
+        ]
+        assert pack_layers(layers, dtype="bfloat16", num_threads=2) == [[0], [0], [0]]
+    for left, right in zip(alone, together, strict=True):
+        assert np.array_equal(left, right)
+
+
+def test_a_file_that_ends_before_its_rows_is_an_error() -> None:
+    rows = stored_rows("F32", 64, 8)
+    with stored([(rows, "F32", 0)]) as ((file, offset, _, *rest),):
+        layer = (np.zeros(128 * DEPTH, np.uint32), [(file, offset, 65, *rest)], DEPTH, False, None)
+        with pytest.raises(OSError, match="ends before its rows"):
+            pack_layers([layer], dtype="float32")
+
+
+def test_a_closed_file_is_an_error() -> None:
+    rows = stored_rows("F32", 64, 8)
+    with stored([(rows, "F32", 0)]) as stored_parts:
+        pass
+    layer = (np.zeros(64 * DEPTH, np.uint32), stored_parts, DEPTH, False, None)
+    with pytest.raises(OSError, match="descriptor"):
+        pack_layers([layer], dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"rows": []}, "must have a part"),
-        ({"rows": [(0, 64, "F32", 0)]}, "must have an address"),
-        ({"rows": [(64, 64, "Q9", 0)]}, 'storage is "Q9"; it must be one of'),
-        ({"rows": [(64, -1, "F32", 0)]}, "number of rows"),
-        ({"rows": [(64, 64, "Q4_K", 0)], "in_features": 32}, "whole blocks of 256"),
+        ({"rows": [(-1, 0, 64, "F32", 0)]}, "the file descriptor"),
+        ({"rows": [(9, 0, 64, "Q9", 0)]}, 'storage is "Q9"; it must be one of'),
+        ({"rows": [(9, 0, -1, "F32", 0)]}, "number of rows"),
+        ({"rows": [(9, 0, 64, "Q4_K", 0)], "in_features": 32}, "whole blocks of 256"),
         ({"panels": np.zeros(5, np.uint32)}, "must have 32768 elements"),
         ({"panels": np.zeros(5, np.int64)}, "uint32"),
         ({"is_gated": True}, "gated layer two"),
@@ -165,12 +208,13 @@ def test_numbers_that_are_not_finite_are_counted() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
-    rows = stored_rows("F32", 64, 8)
     given: dict[str, Any] = {
         "panels": np.zeros(64 * DEPTH, np.uint32),
-        "rows": [(rows.ctypes.data, 64, "F32", 0)],
-        "dtype": "float32",
+        "rows": [(9, 0, 64, "F32", 0)],
         "in_features": DEPTH,
+        "is_gated": False,
+        "scales": None,
     } | change
+    layer: Any = tuple(given.values())
     with pytest.raises(StepError, match=words):
-        pack_rows(given.pop("panels"), **given)
+        pack_layers([layer], dtype="float32")

@@ -12,7 +12,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling import sources
 from pagedserve.sampling.compile_process import _Running
 from pagedserve.sampling.compile_worker import fault_of
-from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN
 from pagedserve.sampling.schemas import (
     MAX_COUNT,

@@ -12,7 +12,7 @@ import pytest
 
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.sampling import compile_process, compile_worker, sources
-from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.sources import GrammarKey
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 

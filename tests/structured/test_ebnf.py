@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from pagedserve.sampling.ebnf import is_ebnf
-from pagedserve.sampling.grammar import GrammarCompiler
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN, prepare_lark
 from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pagedserve.sampling.grammar import GrammarCompiler, compute_masks
+from pagedserve.sampling.grammar import compute_masks
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pagedserve import RequestError
-from pagedserve.sampling.grammar import GrammarCompiler, compute_masks
+from pagedserve.sampling.grammar import compute_masks
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from tests.support.examples import examples
 
@@ -128,7 +129,7 @@ MAKERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: "LLM") -> GrammarCompiler:
-    return smollm2.llm_engine.input_processor.grammars
+    return smollm2.llm_engine.input_processor.grammars._compiler()
 
 
 def walk(compiler: GrammarCompiler, wanted: Any, source: random.Random) -> str | None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pagedserve.sampling.grammar import Grammar, GrammarCompiler, GrammarStates, compute_masks
+from pagedserve.sampling.grammar import Grammar, GrammarStates, compute_masks
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ TEXT = '{"name": "Bob", "tags": ["x", "yz"]}'
 
 @pytest.fixture
 def compiler(smollm2: "LLM") -> GrammarCompiler:
-    return smollm2.llm_engine.input_processor.grammars
+    return smollm2.llm_engine.input_processor.grammars._compiler()
 
 
 @pytest.fixture

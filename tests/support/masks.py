@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pagedserve.sampling.grammar import GrammarCompiler, GrammarState, GrammarStates
+from pagedserve.sampling.grammar import GrammarState, GrammarStates
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 

@@ -17,7 +17,7 @@ __all__ = [
     "instruction_sets",
     "instructions_in_use",
     "logprobs",
-    "pack_rows",
+    "pack_layers",
     "paged_attention",
     "rms_norm",
     "top_k",
@@ -31,6 +31,16 @@ _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"
 # How many rows there are; those with adapters: [G] slots, [G + 1] where the rows of each begin in
 # the last, rows, ascending in a slot.
 _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+# Panels, written: uint32 units, or int8 with scales; parts, each as file descriptor, offset of the
+# first row, rows, storage, size of interleaved heads or 0; K; whether the first part is the gate of
+# the second; scales of int8 panels [N], written.
+PackedLayer: TypeAlias = tuple[
+    NDArray[np.uint32 | np.int8],
+    Sequence[tuple[int, int, int, str, int]],
+    int,
+    bool,
+    NDArray[np.float32] | None,
+]
 
 @final
 class PackedWeights:
@@ -256,40 +266,36 @@ def copy_blocks(
         ``StepError``: A block outside of its pool, or pairs that are not contiguous.
     """
 
-def pack_rows(
-    panels: NDArray[np.uint32 | np.int8],  # written
+def pack_layers(
+    layers: Sequence[PackedLayer],
     *,
-    # Of each part: address of the first row, rows, storage, size of interleaved heads or 0.
-    rows: Sequence[tuple[int, int, str, int]],
     dtype: _DType,
-    in_features: int,  # K
-    is_gated: bool = False,
-    scales: NDArray[np.float32] | None = None,  # [N], written
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
-) -> list[int]:
-    """Pack the rows of a linear layer of K input features into panels for `PackedWeights`.
+) -> list[list[int]]:
+    """Pack the rows of linear layers into panels for `PackedWeights`.
 
     Args:
-        panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights` takes;
-            written.
-        rows: Parts of the layer, one after another: address of the first row, number of rows,
-            storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"), and the size of
-            heads whose halves are interleaved, or 0.  Rows are contiguous; an address needs no
-            alignment.
+        layers: For each layer:
+            panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights`
+            takes; written.
+            Parts of the layer, one after another, each as file descriptor, offset of the first row,
+            number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
+            and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
+            Number of input features K.
+            Whether the first of two parts is the gate of the second: they alternate in the panels,
+            32 features each.
+            Scales of int8 panels, float32 ``[N]``, written; None for panels of units.
         dtype: Type that weights are rounded to.
-        in_features: Number of input features K.
-        is_gated: Whether the first of two parts is the gate of the second: they alternate in the
-            panels, 32 features each.
-        scales: Scales of int8 panels, float32 ``[N]``, written.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.
 
     Returns:
-        How many weights of each part are not finite in the dtype.
+        How many weights of each part of each layer are not finite in the dtype.
 
     Raises:
         ``StepError``: Arguments that do not fit each other; nothing was written.
+        OSError: A file cannot be read, or ends before its rows do.
     """
 
 def top_k(

@@ -4,17 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, Final
 
 from pagedserve import __version__
-from pagedserve.bench.command import add_bench_parser
-from pagedserve.cli.chat import add_chat_parser
-from pagedserve.cli.complete import add_complete_parser
-from pagedserve.cli.deploy import add_deploy_parser
-from pagedserve.cli.generate import add_generate_parser
 from pagedserve.cli.parser import Parser
-from pagedserve.cli.serve import add_serve_parser
 from pagedserve.cli.streams import complain, settle_standard_streams
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
+
+# In the order of help.
+_COMMANDS: Final = ("generate", "serve", "deploy", "chat", "complete", "bench")
 
 _BAD_INPUT = 2
 _MISSING_EXTRA = 1
@@ -34,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     settle_standard_streams()
     try:
-        options = make_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        options = make_parser(*words[:1]).parse_args(words)
         status: int = options.run(options)
         sys.stdout.flush()
     except (ConfigError, RequestError, ModelLoadError) as error:
@@ -53,15 +52,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; ``run`` of a parsed namespace is its command."""
+def make_parser(first: str = "") -> argparse.ArgumentParser:
+    """The parser of all commands; ``run`` of a parsed namespace is its command.
+
+    Args:
+        first: First argument; if it is a command, no other is imported, for a faster start.
+    """
     parser = Parser(prog="pagedserve", description="A paged-attention serving engine.")
     parser.add_argument("--version", action="version", version=f"pagedserve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    add_generate_parser(commands)
-    add_serve_parser(commands)
-    add_deploy_parser(commands)
-    add_chat_parser(commands)
-    add_complete_parser(commands)
-    add_bench_parser(commands)
+    for command in [first] if first in _COMMANDS else _COMMANDS:
+        _add(command, commands)
     return parser
+
+
+def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add a command."""
+    match command:
+        case "generate":
+            from pagedserve.cli.generate import add_generate_parser as add
+        case "serve":
+            from pagedserve.cli.serve import add_serve_parser as add
+        case "deploy":
+            from pagedserve.cli.deploy import add_deploy_parser as add
+        case "chat":
+            from pagedserve.cli.chat import add_chat_parser as add
+        case "complete":
+            from pagedserve.cli.complete import add_complete_parser as add
+        case _:
+            from pagedserve.bench.command import add_bench_parser as add
+    add(commands)

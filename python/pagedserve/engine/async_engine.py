@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from pagedserve.config import EngineArgs
-from pagedserve.engine.grammars import GrammarLanes
+from pagedserve.engine.grammar_lanes import GrammarLanes
 from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.lanes import Lanes, input_cost
 from pagedserve.engine.llm_engine import LLMEngine

@@ -5,6 +5,7 @@ torch.
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,43 +14,70 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import OTHER_BACKEND, BackendChoice, choose_backend
+from pagedserve.native.choice import (
+    OTHER_BACKEND,
+    BackendChoice,
+    check_backend,
+    choose_backend,
+)
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from pagedserve.models.gguf_header import GgufHeader
     from pagedserve.native.load import OpenedModel
 
 logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(args: EngineArgs) -> Tokenizer:
-    """Load the model's tokenizer; see `pagedserve.models.tokenizer`.
-
-    Where torch may run the model too, transformers loads it.
-    """
-    backend = choose_backend(args)
-    is_native = backend.name == "native" and not backend.may_change
-    with extra_needed("pagedserve.LLMEngine", backend.extra):
-        import pagedserve.models.tokenizer as tokenizer
-
-        return tokenizer.load_tokenizer(args, uses_transformers=False if is_native else None)
-
-
-def load_executor(args: EngineArgs) -> Executor:
-    """Load the model by the backend of the options and of the model.
+def load(
+    args: EngineArgs, tokenizer: Tokenizer | None, executor: Executor | None
+) -> tuple[Tokenizer, Executor]:
+    """Load a model and its tokenizer, of which the caller may have given one or both.
 
     Raises:
-        ImportError: The backend is torch, and a package that it needs is not installed.
+        ImportError: A package that the backend needs is not installed.
+        ConfigError: The backend does not support the options.
+        ModelLoadError: The model or its tokenizer cannot be loaded.
     """
+    if executor is not None:
+        given = choose_backend(args)
+        return _load_tokenizer(args, given) if tokenizer is None else tokenizer, executor
+    check_backend(args)
     backend, opened = _open(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
     if opened is not None:
-        from pagedserve.native.executor import NativeExecutor
-
-        return NativeExecutor(args, opened)
+        return _load_native(args, backend, opened, tokenizer)
+    # Before the weights, so that a model without a tokenizer is refused at once.
+    tokenizer = _load_tokenizer(args, backend) if tokenizer is None else tokenizer
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.executor.choose import make_executor
-    return make_executor(args)
+    return tokenizer, make_executor(args)
+
+
+def _load_native(
+    args: EngineArgs, backend: BackendChoice, opened: "OpenedModel", tokenizer: Tokenizer | None
+) -> tuple[Tokenizer, Executor]:
+    """Load a model of the native backend; its weights are packed while its tokenizer is made."""
+    from pagedserve.native.executor import NativeExecutor
+    from pagedserve.native.load import load_native
+
+    with ThreadPoolExecutor(1, thread_name_prefix="pagedserve-weights") as beside:
+        loaded = beside.submit(load_native, args, opened)
+        if tokenizer is None:
+            tokenizer = _load_tokenizer(args, backend, opened.header)
+        return tokenizer, NativeExecutor(args, loaded.result())
+
+
+def _load_tokenizer(
+    args: EngineArgs, backend: BackendChoice, header: "GgufHeader | None" = None
+) -> Tokenizer:
+    """Load the model's tokenizer; where torch may run the model too, transformers loads it."""
+    is_native = backend.name == "native" and not backend.may_change
+    with extra_needed("pagedserve.LLMEngine", backend.extra):
+        from pagedserve.models.tokenizer import load_tokenizer
+
+        uses_transformers = False if is_native else None
+        return load_tokenizer(args, uses_transformers=uses_transformers, header=header)
 
 
 def _open(args: EngineArgs) -> tuple[BackendChoice, "OpenedModel | None"]:

@@ -1,14 +1,57 @@
 """Grammars of requests: compiled, and checked against other parameters."""
 
-from functools import partial
+import threading
+from typing import TYPE_CHECKING
 
-from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
-from pagedserve.sampling.grammar import Grammar, GrammarCompiler
+from pagedserve.executor.protocol import ModelInfo
+from pagedserve.sampling.grammar import Grammar
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
+from pagedserve.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pagedserve.sampling.grammar_compiler import GrammarCompiler
 
 
-def grammar_of(params: SamplingParams, grammars: GrammarCompiler) -> Grammar | None:
+class LazyGrammarCompiler:
+    """A grammar compiler that is imported and created for the first grammar; thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, model: ModelInfo) -> None:
+        """Compile grammars for a tokenizer and a model."""
+        self._tokenizer, self._model = tokenizer, model
+        self._made: GrammarCompiler | None = None
+        self._has_ended = False
+        self._lock = threading.Lock()
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """Compile a grammar; see `pagedserve.sampling.grammar_compiler.GrammarCompiler`."""
+        return self._compiler().compile(params)
+
+    def knows(self, params: StructuredOutputsParams) -> bool:
+        """Whether a grammar is cached."""
+        return self._made is not None and self._made.knows(params)
+
+    def end(self) -> None:
+        """End the compiler; new grammars are refused from now on."""
+        with self._lock:
+            self._has_ended = True
+            if self._made is not None:
+                self._made.end()
+
+    def _compiler(self) -> "GrammarCompiler":
+        from pagedserve.sampling.grammar_compiler import GrammarCompiler
+
+        with self._lock:
+            if self._made is None:
+                model = self._model
+                self._made = GrammarCompiler(self._tokenizer, model.vocab_size, model.eos_token_ids)
+                if self._has_ended:
+                    self._made.end()
+            return self._made
+
+
+def grammar_of(params: SamplingParams, grammars: LazyGrammarCompiler) -> Grammar | None:
     """Compile the grammar of a request; None without structured outputs.
 
     Raises:
@@ -26,32 +69,3 @@ def grammar_of(params: SamplingParams, grammars: GrammarCompiler) -> Grammar | N
             param="allowed_token_ids",
         )
     return grammar
-
-
-class GrammarLanes:
-    """Compiles grammars without blocking an event loop or requests without grammars."""
-
-    def __init__(self) -> None:
-        """Prepare; threads start with their first grammar."""
-        self._lanes = Lanes("pagedserve-grammar")
-
-    async def wait(self, params: object, grammars: GrammarCompiler, group: object) -> None:
-        """Compile the grammar of a request, if it is new.
-
-        Args:
-            params: Sampling parameters of the request.
-            grammars: Compiler.
-            group: The request; requests take turns with their grammars.
-
-        Raises:
-            RequestError: The grammar is invalid.
-        """
-        must_be = params.structured_outputs if isinstance(params, SamplingParams) else None
-        if must_be is None or grammars.knows(must_be):
-            return
-        compiled = partial(grammars.compile, must_be)
-        await self._lanes.run(compiled, cost=len(must_be.definition), group=group)
-
-    def shutdown(self) -> None:
-        """Cancel waiting compilations; a running one completes."""
-        self._lanes.shutdown()

@@ -14,7 +14,7 @@ from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
 from pagedserve.engine.clock import request_time
 from pagedserve.engine.continuation import continue_behind
-from pagedserve.engine.grammars import grammar_of
+from pagedserve.engine.grammars import LazyGrammarCompiler, grammar_of
 from pagedserve.engine.pooling_inputs import PoolingProcessor
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
@@ -30,7 +30,6 @@ from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.grammar import GrammarCompiler
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.tokenizer import Tokenizer
 
@@ -62,14 +61,14 @@ class InputProcessor:
     args: EngineArgs
     images: ImagePlacer | None = None
     audio: AudioFeatures | None = None
-    grammars: GrammarCompiler = field(init=False)
+    grammars: LazyGrammarCompiler = field(init=False)
     _pooling: PoolingProcessor | None = field(init=False, default=None)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         model = self.model
-        self.grammars = GrammarCompiler(self.tokenizer, model.vocab_size, model.eos_token_ids)
+        self.grammars = LazyGrammarCompiler(self.tokenizer, model)
         if model.pooling is not None:
             self._pooling = PoolingProcessor(
                 tokenizer=self.tokenizer,

@@ -19,7 +19,7 @@ import pagedserve.checks as checks
 from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
-from pagedserve.engine.build import build, load_executor, load_tokenizer
+from pagedserve.engine.build import build, load
 from pagedserve.engine.decision_log import DecisionLog
 from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
@@ -34,7 +34,6 @@ from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.hub import HubOptions
 from pagedserve.models.progress import loading
-from pagedserve.native.choice import check_backend
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -88,12 +87,7 @@ class LLMEngine(ModelOwner):
         """
         self.guard = EngineGuard()
         with loading(args.model, is_shown=args.use_tqdm_on_load):
-            if executor is None:
-                check_backend(args)
-            # Before the weights, so that a model without a tokenizer is refused at once.
-            self.tokenizer = load_tokenizer(args) if tokenizer is None else tokenizer
-            if executor is None:
-                executor = load_executor(args)
+            self.tokenizer, executor = load(args, tokenizer, executor)
         self.model_executor = executor
         try:
             self._set_up(args, executor, choose)

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, zip_longest
-from statistics import fmean
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
@@ -246,8 +246,8 @@ class EngineSnapshot:
         return replace(
             snapshots[0],
             **sums,
-            gpu_cache_usage=fmean(snapshot.gpu_cache_usage for snapshot in snapshots),
-            cpu_cache_usage=fmean(snapshot.cpu_cache_usage for snapshot in snapshots),
+            gpu_cache_usage=_mean([snapshot.gpu_cache_usage for snapshot in snapshots]),
+            cpu_cache_usage=_mean([snapshot.cpu_cache_usage for snapshot in snapshots]),
             seconds_without_progress=max(
                 snapshot.seconds_without_progress for snapshot in snapshots
             ),
@@ -255,6 +255,10 @@ class EngineSnapshot:
             stats=EngineStats.total([snapshot.stats for snapshot in (*snapshots, *gone)]),
             replicas=replicas,
         )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)
 
 
 _NOTHING: Final = EngineSnapshot(

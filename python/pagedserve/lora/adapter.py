@@ -161,11 +161,14 @@ class AdapterFiles:
 
     def _pairs(self, shapes: Shapes) -> Mapping[str, _Pair]:
         """Both matrices of each module, with checked shapes."""
+        weights = self.weights
         try:
-            entries = read_entries(WEIGHTS, self.weights)
+            entries = read_entries(
+                WEIGHTS, len(weights), lambda first, number: weights[first : first + number]
+            )
         except ValueError as error:
             _refuse(self.name, f"{WEIGHTS} cannot be read: {_shown(str(error))}")
-        stored = np.frombuffer(self.weights, np.uint8)
+        stored = np.frombuffer(weights, np.uint8)
         pairs: dict[str, dict[str, NDArray[np.float32]]] = {}
         for entry in entries:
             match = _KEY.fullmatch(entry.name)

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.config_checks import check_config
-from pagedserve.models.gguf_header import check_header
+from pagedserve.models.gguf_header import read_header
 from pagedserve.models.progress import bars_of, quiet_logger, say
-from pagedserve.regular_files import read_start
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -88,15 +87,11 @@ def check_gguf(gguf: Path) -> "GGUFReader":
     from gguf import GGUFReader
 
     try:
-        magic, size = read_start(gguf, 4), gguf.stat().st_size
+        read_header(gguf)
     except ValueError as error:
         raise ModelLoadError(str(error)) from error
-    if magic != b"GGUF":
-        raise ModelLoadError(
-            f"{gguf} is not a GGUF file: it starts with {magic!r}, a GGUF file with b'GGUF'"
-        )
+    size = gguf.stat().st_size
     try:
-        check_header(gguf)
         reader = GGUFReader(gguf)
     except Exception as error:  # the reader slices beyond the end: many unrelated types
         raise ModelLoadError(

@@ -11,11 +11,12 @@ Invariants:
 2. No token is added to the vocabulary of the file: the model has no row for it.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -25,10 +26,11 @@ from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.families.table import family_of_gguf
 from pagedserve.models.fast_tokenizer import FastTokenizer
-from pagedserve.models.gguf_header import read_fields
-from pagedserve.regular_files import read_start
+from pagedserve.models.gguf_header import GgufHeader, TextList, read_header
 
 _SPACE: Final = "▁"
+# A character outside the alphabet of bytes.
+_NOT_A_BYTE: Final = re.compile(f"[^{re.escape(''.join(BYTE_OF_CHARACTER))}]")
 # Types of tokens in a file.
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -83,6 +85,27 @@ class _Metadata:
     fields: Mapping[str, Any]
     chat_template: str | None
 
+    @classmethod
+    def of(cls, header: GgufHeader) -> Self:
+        """Fields of a header.
+
+        Raises:
+            UnicodeError: A token or the chat template is not UTF-8.
+        """
+        start, fields = "tokenizer.ggml.", header.fields
+        chat_template = fields.get("tokenizer.chat_template")
+        if isinstance(chat_template, str):
+            chat_template.encode()
+        return cls(
+            architecture=str(fields.get("general.architecture")),
+            fields={
+                name.removeprefix(start): value.read() if isinstance(value, TextList) else value
+                for name, value in fields.items()
+                if name.startswith(start)
+            },
+            chat_template=chat_template,
+        )
+
     @property
     def tokens(self) -> list[str]:
         """Tokens by id."""
@@ -95,36 +118,26 @@ class _Metadata:
         return [token for token, its_kind in pairs if its_kind == kind]
 
 
-def tokenizer_of_gguf(path: Path) -> FastTokenizer:
-    """Read the tokenizer of a GGUF file.
+def tokenizer_of_gguf(path: Path, header: GgufHeader | None = None) -> FastTokenizer:
+    """Make the tokenizer of a GGUF file.
+
+    Args:
+        path: The file.
+        header: Its header; None reads it.
 
     Raises:
         ModelLoadError: The file is damaged, or its tokenizer is of an unsupported kind.
     """
     try:
-        metadata = _read(path)
+        metadata = _Metadata.of(read_header(path) if header is None else header)
         make = _maker(metadata)
         backend = make(metadata)
+        named = _add_special_tokens(backend, metadata)
     except ModelLoadError:
         raise
     except Exception as error:  # fields of wrong types, merges of unknown tokens: unrelated types
         raise ModelLoadError(f"{path.name}: its tokenizer cannot be read: {error}") from error
-    return FastTokenizer(backend, _add_special_tokens(backend, metadata), metadata.chat_template)
-
-
-def _read(path: Path) -> _Metadata:
-    if (magic := read_start(path, 4)) != b"GGUF":
-        raise ModelLoadError(
-            f"{path} is not a GGUF file: it starts with {magic!r}, a GGUF file with b'GGUF'"
-        )
-    found = read_fields(path, "general.architecture", "tokenizer.")
-    start = "tokenizer.ggml."
-    fields = {name.removeprefix(start): value for name, value in found.items()}
-    return _Metadata(
-        architecture=str(found.get("general.architecture")),
-        fields=fields,
-        chat_template=found.get("tokenizer.chat_template"),
-    )
+    return FastTokenizer(backend, named, metadata.chat_template)
 
 
 def _maker(metadata: _Metadata) -> Callable[[_Metadata], Tokenizer]:
@@ -150,8 +163,10 @@ def _maker(metadata: _Metadata) -> Callable[[_Metadata], Tokenizer]:
 
 def _byte_level(metadata: _Metadata) -> Tokenizer:
     """Byte-level BPE, as of GPT-2, Llama 3, Qwen and SmolLM."""
-    whole = {*metadata.of_type(_CONTROL), *metadata.of_type(_USER_DEFINED)}
-    tokens = [token if token in whole else _spelled(token) for token in metadata.tokens]
+    tokens = metadata.tokens
+    if _NOT_A_BYTE.search("".join(tokens)):
+        whole = {*metadata.of_type(_CONTROL), *metadata.of_type(_USER_DEFINED)}
+        tokens = [token if token in whole else _spelled(token) for token in tokens]
     backend = Tokenizer(
         BPE(
             vocab=_ids(tokens),
@@ -179,7 +194,7 @@ def _byte_level(metadata: _Metadata) -> Tokenizer:
 
 def _spelled(token: str) -> str:
     """A token in the alphabet of bytes; some files have added tokens as plain text."""
-    if BYTE_OF_CHARACTER.keys() >= set(token):
+    if not _NOT_A_BYTE.search(token):
         return token
     return "".join(CHARACTER_OF_BYTE[byte] for byte in token.encode())
 
@@ -285,11 +300,13 @@ def _add_special_tokens(backend: Tokenizer, metadata: _Metadata) -> dict[str, st
     Returns:
         Texts of named tokens.
     """
-    tokens, fields, vocab = metadata.tokens, metadata.fields, backend.get_vocab()
+    tokens, fields = metadata.tokens, metadata.fields
     named = {name: tokens[fields[key]] for name, key in _NAMED.items() if key in fields}
-    user_defined = [token for token in metadata.of_type(_USER_DEFINED) if token in vocab]
-    control = {token for token in metadata.of_type(_CONTROL) if token in vocab}
-    special = control.union(named.values()) - {*user_defined}
+    user_defined, control = (
+        [token for token in metadata.of_type(kind) if backend.token_to_id(token) is not None]
+        for kind in (_USER_DEFINED, _CONTROL)
+    )
+    special = {*control, *named.values()} - {*user_defined}
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in sorted(special)])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user_defined])
     starts = fields.get("add_bos_token", fields["model"] == "llama")

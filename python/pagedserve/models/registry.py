@@ -100,6 +100,24 @@ def find_source(args: EngineArgs) -> ModelSource:
     return resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
 
 
+def find_tokenizer_source(args: EngineArgs) -> ModelSource:
+    """Find the files of an engine's tokenizer: the model's, unless the options name others.
+
+    Args:
+        args: Options that name the model, or another tokenizer.
+    """
+    if has_own_tokenizer(args):
+        return find_source(args)
+    name = args.tokenizer or args.model
+    return resolve_model(name, part="tokenizer", hub=HubOptions.of_tokenizer(args))
+
+
+def has_own_tokenizer(args: EngineArgs) -> bool:
+    """Whether an engine's tokenizer is the one in the files of its model."""
+    is_named_alike = (args.tokenizer or args.model) == args.model
+    return is_named_alike and HubOptions.of_tokenizer(args) == HubOptions.of_model(args)
+
+
 def find_local(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -> ModelSource | None:
     """Find the files of a model on this machine, outside the hub caches; None for a hub id.
 

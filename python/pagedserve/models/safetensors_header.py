@@ -5,9 +5,8 @@ gaps.
 """
 
 import json
-import mmap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -56,38 +55,38 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file: its name in errors, its bytes, and the first byte of its tensors."""
+    """A file: its name in errors, its size, and the first byte of its tensors."""
 
     name: str
-    content: bytes | mmap.mmap
+    size: int
     start: int
 
 
-def read_entries(name: str, content: bytes | mmap.mmap) -> list[TensorEntry]:
+def read_entries(name: str, size: int, read: Callable[[int, int], bytes]) -> list[TensorEntry]:
     """Read the header of a file, and return its tensors in the order of their bytes.
 
     Args:
         name: Name of the file in errors.
-        content: Bytes of the file.
+        size: Bytes of the file.
+        read: Returns bytes of it, by the first one and their number.
 
     Raises:
         ValueError: The file is cut short or damaged; names what is declared and what it has.
     """
-    start = _LENGTH_BYTES + _header_bytes(name, content)
-    file = _File(name, content, start)
-    declared = _parse(name, content[_LENGTH_BYTES:start])
+    num_bytes = _header_bytes(name, size, read(0, min(_LENGTH_BYTES, size)))
+    file = _File(name, size, _LENGTH_BYTES + num_bytes)
+    declared = _parse(name, read(_LENGTH_BYTES, num_bytes))
     entries = [_entry(file, tensor, fields) for tensor, fields in declared.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.num_bytes))
-    end = start
+    end = file.start
     for entry in entries:
         if entry.offset != end:
             what = "overlaps the one before it" if entry.offset < end else "follows a gap"
             raise ValueError(f"{name} is damaged: {entry.name!r} {what}")
         end += entry.num_bytes
-    if end != len(content):
+    if end != size:
         raise ValueError(
-            f"{name} is cut short or damaged: its tensors end at byte {end}, the file has "
-            f"{len(content)}"
+            f"{name} is cut short or damaged: its tensors end at byte {end}, the file has {size}"
         )
     return entries
 
@@ -104,13 +103,13 @@ def as_float32(stored: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
         return numbers.astype(np.float32)
 
 
-def _header_bytes(name: str, content: bytes | mmap.mmap) -> int:
-    num_bytes = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    most = min(len(content) - _LENGTH_BYTES, MAX_SAFETENSORS_HEADER_BYTES)
+def _header_bytes(name: str, size: int, length: bytes) -> int:
+    num_bytes = int.from_bytes(length, "little")
+    most = min(size - _LENGTH_BYTES, MAX_SAFETENSORS_HEADER_BYTES)
     if num_bytes > most:
         raise ValueError(
             f"{name} is cut short, or no safetensors file: it announces a header of "
-            f"{num_bytes} bytes, the file has {len(content)}"
+            f"{num_bytes} bytes, the file has {size}"
         )
     return num_bytes
 
@@ -149,7 +148,7 @@ def _entry(file: _File, name: str, entry: Any) -> TensorEntry:
         given = str(fields.get("data_offsets"))[:80]
         raise ValueError(f"{file.name} has {name!r} at {given}")
     first, last = offsets
-    num_bytes, size = prod(shape) * _WIDTHS[dtype], len(file.content)
+    num_bytes, size = prod(shape) * _WIDTHS[dtype], file.size
     if last - first != num_bytes or file.start + last > size:
         raise ValueError(
             f"{file.name} is cut short or damaged: {name!r} of shape {shape} needs "

@@ -7,23 +7,34 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.extras import absent_modules, install_command
-from pagedserve.models.hub import HubOptions
-from pagedserve.models.registry import ModelSource, find_source, has_tokenizer, resolve_model
-from pagedserve.models.tokenizer_checks import check_tokenizer
+from pagedserve.models.registry import (
+    ModelSource,
+    find_tokenizer_source,
+    has_own_tokenizer,
+    has_tokenizer,
+)
+from pagedserve.models.tokenizer_checks import check_chat_template, check_token_ids
 from pagedserve.regular_files import read_json
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pagedserve.models.fast_tokenizer import FastTokenizer
+    from pagedserve.models.gguf_header import GgufHeader
 
 
-def load_tokenizer(args: EngineArgs, *, uses_transformers: bool | None = None) -> Tokenizer:
+def load_tokenizer(
+    args: EngineArgs,
+    *,
+    uses_transformers: bool | None = None,
+    header: "GgufHeader | None" = None,
+) -> Tokenizer:
     """Load the tokenizer of a model; reads no weights.
 
     Args:
         args: Options that name the model, or another tokenizer.  With ``load_format="dummy"``, a
             directory without a tokenizer gets one whose words are token ids: "5 17" is [5, 17].
         uses_transformers: Whether transformers loads it; None if it and torch are installed.
+        header: Header of the model's GGUF file, if it has been read.
 
     Raises:
         ModelLoadError: The model does not exist, or its tokenizer cannot be loaded.
@@ -40,20 +51,16 @@ def load_tokenizer(args: EngineArgs, *, uses_transformers: bool | None = None) -
 
         return load_transformers_tokenizer(args)
     with collector_paused():
-        return _load(args)
+        return _load(args, header if has_own_tokenizer(args) else None)
 
 
-def _load(args: EngineArgs) -> "FastTokenizer":
-    name, hub = args.tokenizer or args.model, HubOptions.of_tokenizer(args)
-    if name != args.model or hub != HubOptions.of_model(args):
-        source = resolve_model(name, part="tokenizer", hub=hub)
-    else:
-        source = find_source(args)
-        is_dummy = args.load_format == "dummy" and not source.is_gguf
-        if is_dummy and not has_tokenizer(source.path):
-            return _count(source.path)
+def _load(args: EngineArgs, header: "GgufHeader | None") -> "FastTokenizer":
+    name, source = args.tokenizer or args.model, find_tokenizer_source(args)
+    is_dummy = args.load_format == "dummy" and has_own_tokenizer(args) and not source.is_gguf
+    if is_dummy and not has_tokenizer(source.path):
+        return _count(source.path)
     try:
-        tokenizer = _read(source)
+        tokenizer = _read(source, header)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"model {name!r} has no tokenizer that can be loaded without transformers ({error}); "
@@ -61,17 +68,19 @@ def _load(args: EngineArgs) -> "FastTokenizer":
             f"({install_command('engine', 'transformers')}) more"
         ) from error
     try:
-        check_tokenizer(tokenizer)
+        if not source.is_gguf:  # whose tokens are numbered by their list
+            check_token_ids(tokenizer)
+        check_chat_template(tokenizer)
     except ModelLoadError as error:
         raise ModelLoadError(f"model {name!r}: {error}") from error
     return tokenizer
 
 
-def _read(source: ModelSource) -> "FastTokenizer":
+def _read(source: ModelSource, header: "GgufHeader | None") -> "FastTokenizer":
     if source.is_gguf:
         from pagedserve.models.gguf_tokenizer import tokenizer_of_gguf
 
-        return tokenizer_of_gguf(source.path)
+        return tokenizer_of_gguf(source.path, header)
     from pagedserve.models.tokenizer_files import tokenizer_of_directory
 
     return tokenizer_of_directory(source.path)

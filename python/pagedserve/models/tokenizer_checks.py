@@ -9,17 +9,25 @@ from pagedserve.tokenizer import Tokenizer
 MAX_TOKEN_ID: Final = 1 << 24
 
 
-def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Check the token ids and chat templates of a tokenizer.
+def check_token_ids(tokenizer: Tokenizer) -> None:
+    """Check the token ids of a tokenizer.
 
     Raises:
-        ModelLoadError: A token id is too large, or a chat template is not text.
+        ModelLoadError: A token id is too large.
     """
     last = max(tokenizer.get_vocab().values(), default=0)
     if last > MAX_TOKEN_ID:
         raise ModelLoadError(
             f"its tokenizer has the token {last}; accepted are up to {MAX_TOKEN_ID}"
         )
+
+
+def check_chat_template(tokenizer: Tokenizer) -> None:
+    """Check the chat templates of a tokenizer.
+
+    Raises:
+        ModelLoadError: A chat template is not text.
+    """
     given: object = tokenizer.chat_template
     texts = list(given.values()) if isinstance(given, dict) else [given]
     if given is not None and not all(isinstance(text, str) for text in texts):

@@ -9,31 +9,33 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
-from pagedserve.models.hub import HubOptions
 from pagedserve.models.number_tokenizer import number_tokenizer
-from pagedserve.models.registry import has_tokenizer, resolve_model
+from pagedserve.models.registry import (
+    find_tokenizer_source,
+    has_own_tokenizer,
+    has_tokenizer,
+)
 from pagedserve.models.sentencepiece_model import match_sentencepiece
-from pagedserve.models.tokenizer_checks import check_tokenizer
+from pagedserve.models.tokenizer_checks import check_chat_template, check_token_ids
 
 
 def load_transformers_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; see `pagedserve.models.tokenizer.load_tokenizer`."""
     with collector_paused(), quiet_transformers():
-        name, hub = args.tokenizer or args.model, HubOptions.of_tokenizer(args)
-        if name != args.model or hub != HubOptions.of_model(args):
-            source = resolve_model(name, part="tokenizer", hub=hub)
-            return _load(name, source.directory())
+        if not has_own_tokenizer(args):
+            return _load(args.tokenizer or args.model, find_tokenizer_source(args).directory())
         files = find_model_files(args)
         if args.load_format == "dummy" and not has_tokenizer(files.directory):
             backend = number_tokenizer(files.hf_config.get_text_config().vocab_size)
             return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0")
-        return _load(name, files.directory)
+        return _load(args.model, files.directory)
 
 
 def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = _from_files(directory)
-        check_tokenizer(tokenizer)
+        check_token_ids(tokenizer)
+        check_chat_template(tokenizer)
     except ModelLoadError as error:
         raise ModelLoadError(f"model {name!r}: {error}") from error
     except Exception as error:  # transformers raises many unrelated types here

@@ -1,7 +1,6 @@
-"""The weights of a model in its mapped files, checked before anything is allocated.
+"""The weights of a model in its files, checked before anything is allocated.
 
-Owns the maps: weights are read from them while they are packed, and the files are closed with the
-last reference to the checkpoint.
+Owns the open files, which are closed with the last reference to the checkpoint.
 """
 
 from collections.abc import Mapping
@@ -18,9 +17,9 @@ from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
-from pagedserve.native.mapped import STORAGES, StoredTensor
 from pagedserve.native.numbers import ComputeDtype, rounded
 from pagedserve.native.safetensors_file import read_safetensors
+from pagedserve.native.stored import STORAGES, StoredTensor
 from pagedserve.native.tensor_names import GGUF_NAMES, TensorNames, safetensors_names, shapes_of
 from pagedserve.regular_files import is_file, read_json
 
@@ -130,10 +129,13 @@ class Checkpoint:
         """Read a vector, rounded to the model's dtype.
 
         Raises:
-            ModelLoadError: A number is not finite.
+            ModelLoadError: A number is not finite, or the file has become shorter.
         """
         tensor = self.tensors[name]
-        stored = tensor.file.bytes_of(tensor.offset, tensor.num_bytes)
+        try:
+            stored = np.frombuffer(tensor.read(), np.uint8)
+        except ValueError as error:
+            raise ModelLoadError(f"model {self.model!r}: {error}") from error
         numbers = as_float32(stored, tensor.storage)
         self.check_finite(name, int(np.count_nonzero(~np.isfinite(numbers))))
         return rounded(numbers, dtype)

@@ -1,7 +1,7 @@
 """Choice between the backends: torch with transformers, or Rust alone.
 
 ``choose_backend`` needs the options alone; a choice that ``may_change`` is torch after all if the
-native backend cannot open the model's files (`pagedserve.engine.build.load_executor`).
+native backend cannot open the model's files (`pagedserve.engine.build.load`).
 """
 
 import ctypes

@@ -19,7 +19,7 @@ from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
 from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.choice import gives_tensors
-from pagedserve.native.load import LoadedNative, OpenedModel, load_native
+from pagedserve.native.load import LoadedNative
 from pagedserve.native.numbers import itemsize
 from pagedserve.native.pools import KVPools
 from pagedserve.pooling.pooler import pool_rows
@@ -30,12 +30,11 @@ from pagedserve.sampling.sampler import Sampler
 
 
 class NativeExecutor:
-    """Loads a model into this process and runs steps on it; an ``Executor``."""
+    """Runs steps of a loaded model in this process; an ``Executor``."""
 
-    def __init__(self, args: EngineArgs, opened: OpenedModel | None = None) -> None:
-        """Load the model; see `pagedserve.native.load.load_native` for arguments and errors."""
+    def __init__(self, args: EngineArgs, loaded: LoadedNative) -> None:
+        """Run a model that `pagedserve.native.load.load_native` has loaded for these options."""
         self._args = args
-        loaded = load_native(args, opened)
         self._loaded: LoadedNative | None = loaded
         check_model_options(args, self.model_info)
         self._buffers: NumpyBuffers | None = None

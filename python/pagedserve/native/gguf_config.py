@@ -10,7 +10,7 @@ from pagedserve.models.families.table import DECODERS, family_of_gguf
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
-from pagedserve.native.mapped import StoredTensor
+from pagedserve.native.stored import StoredTensor
 
 _ROPE_DIVISORS: Final = "rope_freqs.weight"
 # Fields of a config, by keys after the architecture.
@@ -95,7 +95,8 @@ def _fields_of(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, 
     fields = {field: value for field, value in values.items() if value is not None}
     for field in ("hidden_size", "num_attention_heads"):
         if type(fields.get(field)) is not int or fields[field] < 1:
-            raise ValueError(f"its {field} is {fields.get(field)}; it must be an integer from 1")
+            given = str(fields.get(field))[:80]  # an array may be long
+            raise ValueError(f"its {field} is {given}; it must be an integer from 1")
     # Without it there are as many as query heads, whatever a class's default.
     fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
     return fields
@@ -122,7 +123,7 @@ def _rope_parameters(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict
 def _numbers(tensor: StoredTensor, num: int) -> tuple[float, ...]:
     if tensor.storage != "F32" or tensor.shape != (num,):
         raise ValueError(f"{tensor.name!r} is {tensor.shape} of {tensor.storage}; it must be {num}")
-    found = tensor.file.bytes_of(tensor.offset, tensor.num_bytes).view(np.float32)
+    found = np.frombuffer(tensor.read(), np.float32)
     if not (np.isfinite(found).all() and (found > 0).all()):
         raise ValueError(f"{tensor.name!r} must have finite numbers above 0")
     return tuple(found.tolist())

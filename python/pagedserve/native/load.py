@@ -1,19 +1,20 @@
 """Loader of native models: from the engine's arguments to packed weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
-from pagedserve._core.cpu import DecoderLayer, PackedWeights, use_instructions
+from pagedserve._core.cpu import DecoderLayer, use_instructions
 from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.config_checks import check_config
 from pagedserve.models.families.record import LayerPart
+from pagedserve.models.gguf_header import GgufHeader
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
 from pagedserve.models.registry import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.model import NativeLayer, NativeModel, Product
 from pagedserve.native.model_config import decoder_config
 from pagedserve.native.numbers import ComputeDtype, itemsize
-from pagedserve.native.packing import Packer, Part
+from pagedserve.native.packing import Linear, Packer, Part
 from pagedserve.native.pooling import as_generative, find_pooling, with_head
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.regular_files import is_file, read_json
@@ -59,11 +60,13 @@ class OpenedModel:
         checkpoint: The weights.
         pooling: Pooling rules; None for a generative model.
         generation: Contents of ``generation_config.json``, as attributes.
+        header: Header of a GGUF file.
     """
 
     checkpoint: Checkpoint
     pooling: PoolingRules | None
     generation: SimpleNamespace
+    header: GgufHeader | None
 
     @classmethod
     def of(cls, args: EngineArgs, source: ModelSource) -> Self:
@@ -83,7 +86,8 @@ class OpenedModel:
             checkpoint = Checkpoint.of_directory(args.model, source.path, config)
         else:
             checkpoint = Checkpoint.of_gguf(args.model, gguf, config)
-        return cls(checkpoint, pooling, SimpleNamespace(**generation))
+        header = None if gguf is None else gguf.header
+        return cls(checkpoint, pooling, SimpleNamespace(**generation), header)
 
 
 def open_native(args: EngineArgs) -> OpenedModel:
@@ -187,59 +191,70 @@ def _pack(
     """Pack all weights of a checked checkpoint."""
     names, num_threads = checkpoint.names, num_compute_threads()
     packer = Packer(checkpoint, dtype, num_threads)
-    of_embedding = quantization if config.head.is_tied else None
-    embedding = packer.pack(Part(names.embedding), quantization=of_embedding)
-    matrices = [embedding]
-    if config.head.num_outputs and not config.head.is_tied:
-        matrices.append(packer.pack(Part(names.head), quantization=quantization))
+    has_own_head = bool(config.head.num_outputs) and not config.head.is_tied
+    planned_embedding = packer.plan(
+        Part(names.embedding), quantization=quantization if config.head.is_tied else None
+    )
+    planned_head = planned_embedding
+    if has_own_head:
+        planned_head = packer.plan(Part(names.head), quantization=quantization)
     packing = _LayerPacking(packer, config, quantization)
-    layers = [packing.pack(layer) for layer in range(len(config.layers))]
+    layers = [packing.plan(layer) for layer in range(len(config.layers))]
+    weight_bytes = packer.pack()
+    embedding = packer.weights(planned_embedding)
+    head = packer.weights(planned_head) if has_own_head else embedding
     return NativeModel(
         config,
         dtype,
         embedding=embedding,
-        layers=layers,
+        layers=[packing.packed(layer, planned) for layer, planned in enumerate(layers)],
         norm=checkpoint.norm(names.norm, dtype),
-        head=matrices[-1] if config.head.num_outputs else None,
+        head=head if config.head.num_outputs else None,
         num_threads=num_threads,
-        weight_bytes=packing.num_bytes + sum(weights.nbytes for weights in matrices),
+        weight_bytes=weight_bytes,
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _LayerPacking:
-    """Packs layers, and counts their bytes."""
+    """Packs decoder layers."""
 
     packer: Packer
     config: DecoderConfig
     quantization: Quantization | None
-    num_bytes: int = 0
 
-    def pack(self, layer: int) -> NativeLayer:
-        """Pack one layer."""
+    def plan(self, layer: int) -> dict[Product, Linear]:
+        """Plan the linear layers of a decoder layer."""
         config, packer = self.config, self.packer
-        checkpoint, dtype = packer.checkpoint, packer.dtype
-        names = checkpoint.names
+        names = packer.checkpoint.names
 
         def part(name: LayerPart, *, has_heads: bool = False) -> Part:
             return Part(names.of_layer(layer, name), has_heads)
 
-        def norm(name: LayerPart, exists: bool) -> Any:
-            return checkpoint.norm(names.of_layer(layer, name), dtype) if exists else None
-
-        four, heads = config.family.has_output_norms, config.family.has_head_norms
         qkv = part("query", has_heads=True), part("key", has_heads=True), part("value")
-        products: dict[Product, PackedWeights] = {
-            "qkv": packer.pack(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
-            "output": packer.pack(
+        return {
+            "qkv": packer.plan(*qkv, bias=self._qkv_bias(layer), quantization=self.quantization),
+            "output": packer.plan(
                 part("output"), bias=self._output_bias(layer), quantization=self.quantization
             ),
-            "gate_up": packer.pack(
+            "gate_up": packer.plan(
                 part("gate"), part("up"), gate=config.family.gate, quantization=self.quantization
             ),
-            "down": packer.pack(part("down"), quantization=self.quantization),
+            "down": packer.plan(part("down"), quantization=self.quantization),
         }
-        self.num_bytes += sum(weights.nbytes for weights in products.values())
+
+    def packed(self, layer: int, planned: Mapping[Product, Linear]) -> NativeLayer:
+        """Create a decoder layer whose linear layers are packed."""
+        config, packer = self.config, self.packer
+        checkpoint, dtype = packer.checkpoint, packer.dtype
+
+        def norm(name: LayerPart, exists: bool) -> Any:
+            if not exists:
+                return None
+            return checkpoint.norm(checkpoint.names.of_layer(layer, name), dtype)
+
+        four, heads = config.family.has_output_norms, config.family.has_head_norms
+        products = {name: packer.weights(linear) for name, linear in planned.items()}
         decoder = DecoderLayer(
             dtype=dtype,
             num_heads=config.num_heads,

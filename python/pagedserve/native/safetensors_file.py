@@ -1,18 +1,19 @@
-"""A safetensors file mapped into memory."""
+"""A safetensors file, of which the header is read."""
 
 from pathlib import Path
 
 from pagedserve.models.safetensors_header import read_entries
-from pagedserve.native.mapped import MappedFile, StoredTensor
+from pagedserve.native.stored import StoredTensor, WeightFile
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Map a file, and return its tensors by name.
+    """Open a file, and return its tensors by name.
 
     Raises:
         ValueError: The file is cut short or damaged; names what is declared and what it has.
     """
-    file = MappedFile.open(path)
+    file = WeightFile(path)
+    file.read_ahead()
     return {
         entry.name: StoredTensor(
             name=entry.name,
@@ -22,5 +23,5 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             offset=entry.offset,
             num_bytes=entry.num_bytes,
         )
-        for entry in read_entries(path.name, file.content)
+        for entry in read_entries(path.name, file.size, file.read)
     }

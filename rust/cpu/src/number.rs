@@ -68,6 +68,10 @@ pub(crate) trait Stored: Copy {
 
     /// The number itself.
     fn to_f32(self) -> f32;
+
+    /// A unit of one float32, or of a pair of halves, the first in its lower bits; the numbers are
+    /// those of stored ones.
+    fn unit(numbers: &[f32]) -> u32;
 }
 
 impl Stored for f32 {
@@ -81,6 +85,11 @@ impl Stored for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
+    }
+
+    #[inline(always)]
+    fn unit(numbers: &[f32]) -> u32 {
+        numbers[0].to_bits()
     }
 }
 
@@ -111,6 +120,11 @@ impl Stored for BFloat16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    #[inline(always)]
+    fn unit(numbers: &[f32]) -> u32 {
+        numbers[0].to_bits() >> 16 | numbers[1].to_bits() & 0xffff_0000
     }
 }
 
@@ -168,5 +182,12 @@ impl Stored for Float16 {
             _ => magnitude + EXPONENT_SHIFT,
         };
         f32::from_bits(number | (bits & 0x8000) << 16)
+    }
+
+    #[inline(always)]
+    fn unit(numbers: &[f32]) -> u32 {
+        let [low, high] =
+            [numbers[0], numbers[1]].map(|number| u32::from(Self::from_f32(number).0));
+        low | high << 16
     }
 }

@@ -1,7 +1,8 @@
-//! Panels of linear layers, packed straight from the rows of a file that is mapped into memory.
+//! Panels of linear layers, packed straight from the rows of files.
 //!
-//! A row is read in chunks, converted to float32, rounded to the layer's dtype and written to its
-//! panel: no copy of a tensor lies in between.  [`crate::linear`] describes the panels.
+//! The rows of a panel are read from their file, converted to float32 in chunks, rounded to the
+//! layer's dtype and written to the panel: no copy of a tensor lies in between.  [`crate::linear`]
+//! describes the panels.
 //!
 //! # Invariants
 //!
@@ -9,16 +10,21 @@
 //!    packed; int8 weights are the nearest multiples, ties to even, of a 127th of a feature's
 //!    largest.
 //! 2. Each panel is written by one thread; features beyond the rows are zero.
+//! 3. Files are read, not mapped: one that becomes shorter meanwhile is an error, not a signal.
 //!
 //! # Costs
 //!
-//! The file is read once (twice for int8), the panels are written once, on all threads.
-#![expect(unsafe_code, reason = "rows are addresses of a mapped file")]
+//! The files are read once, the panels are written once, by all threads; a thread has the bytes of
+//! one panel's rows.
+#![expect(unsafe_code, reason = "panels are shared by threads")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+mod fetch;
 mod storage;
 
 use std::cell::Cell;
+use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
@@ -28,9 +34,11 @@ use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
+use fetch::Fetched;
+pub use fetch::Rows;
 pub use storage::Storage;
 
-/// Weights of a row that are read at once: whole blocks of every storage.
+/// Weights of a row that are converted at once: whole blocks of every storage.
 const CHUNK: usize = 256;
 /// Numbers from a row of a chunk to the next: an odd number of cache lines, so that 64 rows do not
 /// meet in the same few sets of a cache.
@@ -41,36 +49,8 @@ const HALF: usize = PANEL_FEATURES / 2;
 const LARGEST_INT8: f32 = 127.0;
 
 thread_local! {
-    static ROWS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
-
-// SAFETY: an address, that any thread may hold; who packs with it answers for the rest.
-unsafe impl Send for Rows {}
-// SAFETY: the same; rows are only read.
-unsafe impl Sync for Rows {}
-
-/// Some rows of a file: output features of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Rows {
-    /// The first byte of the first row; rows lie side by side.
-    pub first: *const u8,
-    /// How many there are.
-    pub num_rows: usize,
-    /// How their weights are stored.
-    pub storage: Storage,
-    /// Size of heads whose halves are interleaved, element by element, as llama.cpp stores queries
-    /// and keys of some families; None for rows in their order.
-    pub interleaved: Option<usize>,
-}
-
-impl Rows {
-    /// Index in the file of an output feature.
-    #[inline(always)]
-    fn place(&self, feature: usize) -> usize {
-        let Some(size) = self.interleaved else { return feature };
-        let (head, element) = (feature / size, feature % size);
-        head * size + element % (size / 2) * 2 + element / (size / 2)
-    }
+    static NUMBERS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static BYTES: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// Panels to be written.
@@ -87,45 +67,68 @@ pub enum PanelsMut<'a> {
     },
 }
 
-/// Packs the rows of one layer, one part of them after another; with `is_gated` the first of two
-/// parts is the gate of the second.
+/// A linear layer to be packed.
+#[derive(Debug)]
+pub struct Layer<'a> {
+    /// Its rows, one part of them after another.
+    pub parts: Vec<Rows<'a>>,
+    /// Input features K.
+    pub in_features: usize,
+    /// Whether the first of two parts is the gate of the second.
+    pub is_gated: bool,
+    /// Its panels.
+    pub panels: PanelsMut<'a>,
+}
+
+/// Why layers were not packed.
+#[derive(Debug)]
+pub enum PackError {
+    /// Arguments that do not fit each other; nothing was written.
+    Arguments(Error),
+    /// A file that cannot be read, or that ends before its rows do; panels are written in part.
+    File(io::Error),
+}
+
+/// Packs layers.
 ///
-/// Returns how many numbers of each part are not finite in the layer's dtype.
+/// Returns how many numbers of each part of each layer are not finite in the dtype.
 ///
 /// # Errors
 /// Rows that are not whole blocks, panels of another length, a gate of other sizes than what it
-/// gates, heads that cannot be interleaved, an instruction set that the CPU lacks.
-///
-/// # Safety
-/// The rows exist, and no other code writes them during the call.
-pub unsafe fn pack(
-    parts: &[Rows],
-    in_features: usize,
+/// gates, heads that cannot be interleaved, an instruction set that the CPU lacks; a file that
+/// cannot be read.
+pub fn pack(
+    layers: Vec<Layer<'_>>,
     dtype: DType,
-    is_gated: bool,
-    panels: PanelsMut<'_>,
     execution: &Execution<'_>,
-) -> Result<Vec<usize>> {
-    execution.check()?;
-    let num_rows = parts.iter().map(|part| part.num_rows).sum();
-    check_rows(parts, in_features, is_gated)?;
-    check_panels(&panels, num_rows, in_features, dtype)?;
-    let target = match panels {
-        PanelsMut::Units(units) => Target::Units(units.as_mut_ptr()),
-        PanelsMut::Int8 { values, scales } => {
-            Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
+) -> std::result::Result<Vec<Vec<usize>>, PackError> {
+    execution.check().map_err(PackError::Arguments)?;
+    let layers = layers.into_iter().map(|layer| Packing::new(layer, dtype));
+    let layers: Vec<_> = layers.collect::<Result<_>>().map_err(PackError::Arguments)?;
+    let mut ends = Vec::with_capacity(layers.len());
+    for layer in &layers {
+        ends.push(ends.last().unwrap_or(&0) + layer.num_panels());
+    }
+    let failure = OnceLock::new();
+    execution.for_each(ends.last().copied().unwrap_or(0), &|item| {
+        if failure.get().is_some() {
+            return;
         }
-    };
-    let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
-    let packing = Packing { parts, in_features, num_rows, dtype, is_gated, target, odd };
-    execution.for_each(num_rows.div_ceil(PANEL_FEATURES), &|panel| {
-        // SAFETY: the caller's promise; each panel is written once.
-        unsafe { execution.instructions.run(Panel { packing: &packing, panel }) };
+        let index = ends.partition_point(|end| *end <= item);
+        let packing = &layers[index];
+        let panel = packing.num_panels() - (ends[index] - item);
+        if let Err(error) = packing.write_panel(panel, execution) {
+            failure.get_or_init(|| error);
+        }
     });
-    Ok(packing.odd.iter().map(|odd| odd.load(Ordering::Relaxed)).collect())
+    if let Some(error) = failure.into_inner() {
+        return Err(PackError::File(error));
+    }
+    let odd = |layer: Packing<'_>| layer.odd.into_iter().map(AtomicUsize::into_inner).collect();
+    Ok(layers.into_iter().map(odd).collect())
 }
 
-fn check_rows(parts: &[Rows], in_features: usize, is_gated: bool) -> Result<()> {
+fn check_rows(parts: &[Rows<'_>], in_features: usize, is_gated: bool) -> Result<()> {
     for (index, part) in parts.iter().enumerate() {
         let (weights, _) = part.storage.block();
         if part.num_rows == 0 || in_features == 0 || !in_features.is_multiple_of(weights) {
@@ -134,9 +137,6 @@ fn check_rows(parts: &[Rows], in_features: usize, is_gated: bool) -> Result<()> 
                  {in_features}",
                 part.num_rows
             )));
-        }
-        if part.first.is_null() {
-            return Err(Error(format!("rows[{index}] must have an address; got 0")));
         }
         if let Some(size) = part.interleaved
             && (size == 0 || !size.is_multiple_of(2) || !part.num_rows.is_multiple_of(size))
@@ -147,7 +147,7 @@ fn check_rows(parts: &[Rows], in_features: usize, is_gated: bool) -> Result<()> 
             )));
         }
     }
-    let is_gate = |parts: &[Rows]| {
+    let is_gate = |parts: &[Rows<'_>]| {
         matches!(parts, [gate, up]
             if gate.num_rows == up.num_rows && gate.num_rows.is_multiple_of(HALF))
     };
@@ -197,9 +197,9 @@ enum Target {
     Int8 { values: *mut i8, scales: *mut f32 },
 }
 
-/// A checked call.
+/// A checked layer.
 struct Packing<'a> {
-    parts: &'a [Rows],
+    parts: Vec<Rows<'a>>,
     in_features: usize,
     num_rows: usize,
     dtype: DType,
@@ -212,28 +212,62 @@ struct Packing<'a> {
 // SAFETY: each panel is written by one thread.
 unsafe impl Sync for Packing<'_> {}
 
-/// One panel of a call.
+/// One panel of a layer, whose rows were read.
 struct Panel<'a> {
     packing: &'a Packing<'a>,
     panel: usize,
+    fetched: &'a Fetched<'a>,
 }
 
 impl Kernel for Panel<'_> {
     #[inline(always)]
     unsafe fn run<I: Vectors>(self) {
-        let Self { packing, panel } = self;
+        let Self { packing, panel, fetched } = self;
         // SAFETY: the caller's promise.
         unsafe {
             match packing.dtype {
-                DType::Float32 => packing.write::<f32>(panel),
-                DType::BFloat16 => packing.write::<BFloat16>(panel),
-                DType::Float16 => packing.write::<Float16>(panel),
+                DType::Float32 => packing.write::<f32>(panel, fetched),
+                DType::BFloat16 => packing.write::<BFloat16>(panel, fetched),
+                DType::Float16 => packing.write::<Float16>(panel, fetched),
             }
         }
     }
 }
 
-impl Packing<'_> {
+impl<'a> Packing<'a> {
+    fn new(layer: Layer<'a>, dtype: DType) -> Result<Self> {
+        let Layer { parts, in_features, is_gated, panels } = layer;
+        let num_rows = parts.iter().map(|part| part.num_rows).sum();
+        check_rows(&parts, in_features, is_gated)?;
+        check_panels(&panels, num_rows, in_features, dtype)?;
+        let target = match panels {
+            PanelsMut::Units(units) => Target::Units(units.as_mut_ptr()),
+            PanelsMut::Int8 { values, scales } => {
+                Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
+            }
+        };
+        let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
+        Ok(Self { parts, in_features, num_rows, dtype, is_gated, target, odd })
+    }
+
+    fn num_panels(&self) -> usize {
+        self.num_rows.div_ceil(PANEL_FEATURES)
+    }
+
+    /// Reads the rows of a panel and writes it; one thread has each panel.
+    fn write_panel(&self, panel: usize, execution: &Execution<'_>) -> io::Result<()> {
+        let mut memory = BYTES.take();
+        let features = (0..PANEL_FEATURES).filter_map(|feature| self.source(panel, feature));
+        let fetched = Fetched::read(&self.parts, features, self.in_features, &mut memory);
+        if let Ok(fetched) = &fetched {
+            // SAFETY: the panels have room for this one, which no other thread has.
+            unsafe { execution.instructions.run(Panel { packing: self, panel, fetched }) };
+        }
+        let done = fetched.map(|_| ());
+        BYTES.set(memory);
+        done
+    }
+
     /// The part of a panel's feature, and its index there; None beyond the rows.
     #[inline(always)]
     fn source(&self, panel: usize, feature: usize) -> Option<(usize, usize)> {
@@ -253,10 +287,10 @@ impl Packing<'_> {
     /// Writes a panel of a layer with numbers of `E`.
     ///
     /// # Safety
-    /// That of [`pack`]; no other thread has the panel.
+    /// No other thread has the panel, which the target has room for.
     #[inline(always)]
-    unsafe fn write<E: Stored>(&self, panel: usize) {
-        let mut memory = ROWS.take();
+    unsafe fn write<E: Stored>(&self, panel: usize, fetched: &Fetched<'_>) {
+        let mut memory = NUMBERS.take();
         let [rows] = pieces(&mut memory, [PANEL_FEATURES * CHUNK_STRIDE]);
         // SAFETY: there are so many numbers, each of which is a float32.
         let rows = unsafe { std::slice::from_raw_parts_mut(rows, PANEL_FEATURES * CHUNK_STRIDE) };
@@ -264,30 +298,29 @@ impl Packing<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.target {
-                Target::Units(units) => self.write_units::<E>(panel, rows, units.cast()),
+                Target::Units(units) => self.write_units::<E>(panel, fetched, rows, units),
                 Target::Int8 { values, scales } => {
-                    self.write_int8::<E>(panel, rows, values, scales);
+                    self.write_int8::<E>(panel, fetched, rows, values, scales);
                 }
             }
         }
-        ROWS.set(memory);
+        NUMBERS.set(memory);
     }
 
     #[inline(always)]
-    unsafe fn write_units<E: Stored>(&self, panel: usize, rows: &mut [f32], panels: *mut E) {
+    unsafe fn write_units<E: Stored>(
+        &self,
+        panel: usize,
+        fetched: &Fetched<'_>,
+        rows: &mut [f32],
+        panels: *mut u32,
+    ) {
         let per_unit = 4 / size_of::<E>();
-        let lane = |k: usize, feature: usize| {
-            (k / per_unit * PANEL_FEATURES + feature) * per_unit + k % per_unit
-        };
         for first in (0..self.in_features).step_by(CHUNK) {
-            // SAFETY: the caller's promise; the panel has these lanes.
-            unsafe {
-                let len = self.read::<E>(panel, first, rows, true);
-                let panels = panels.add((panel * self.in_features + first) * PANEL_FEATURES);
-                transpose(rows, len, |k, feature, number| {
-                    panels.add(lane(k, feature)).write(E::from_f32(number));
-                });
-            }
+            let len = self.read::<E>(panel, fetched, first, rows, true);
+            let place = (panel * self.in_features + first) / per_unit * PANEL_FEATURES;
+            // SAFETY: the caller's promise; the panel has these units.
+            unsafe { transpose_units::<E>(rows, len, panels.add(place)) };
         }
     }
 
@@ -295,14 +328,14 @@ impl Packing<'_> {
     unsafe fn write_int8<E: Stored>(
         &self,
         panel: usize,
+        fetched: &Fetched<'_>,
         rows: &mut [f32],
         panels: *mut i8,
         scales: *mut f32,
     ) {
         let mut steps = [0.0_f32; PANEL_FEATURES];
         for first in (0..self.in_features).step_by(CHUNK) {
-            // SAFETY: the caller's promise.
-            let len = unsafe { self.read::<E>(panel, first, rows, true) };
+            let len = self.read::<E>(panel, fetched, first, rows, true);
             for (step, row) in steps.iter_mut().zip(rows.chunks_exact(CHUNK_STRIDE)) {
                 *step = row[..len].iter().fold(*step, |peak, number| peak.max(number.abs()));
             }
@@ -318,9 +351,9 @@ impl Packing<'_> {
         // Without a scale all weights of a feature are zero, or so small that they become zero.
         let steps = steps.map(|step| if step == 0.0 { f32::INFINITY } else { step });
         for first in (0..self.in_features).step_by(CHUNK) {
+            let len = self.read::<E>(panel, fetched, first, rows, false);
             // SAFETY: the caller's promise; the panel has these lanes.
             unsafe {
-                let len = self.read::<E>(panel, first, rows, false);
                 let panels = panels.add((panel * self.in_features + first) * PANEL_FEATURES);
                 transpose(rows, len, |k, feature, number| {
                     let whole = (number / steps[feature]).round_ties_even();
@@ -332,14 +365,12 @@ impl Packing<'_> {
         }
     }
 
-    /// Reads a chunk of each row of a panel, rounded to `E`; returns the weights of a row.
-    ///
-    /// # Safety
-    /// That of [`pack`].
+    /// Converts a chunk of each row of a panel, rounded to `E`; returns the weights of a row.
     #[inline(always)]
-    unsafe fn read<E: Stored>(
+    fn read<E: Stored>(
         &self,
         panel: usize,
+        fetched: &Fetched<'_>,
         first: usize,
         rows: &mut [f32],
         counts: bool,
@@ -349,22 +380,41 @@ impl Packing<'_> {
             let Some((index, row)) = self.source(panel, feature) else { continue };
             let part = &self.parts[index];
             let storage = part.storage;
-            let start = part.place(row) * storage.row_bytes(self.in_features);
-            let from = part.first.wrapping_add(start + storage.row_bytes(first));
-            // SAFETY: the row exists, and has this chunk.
-            let from = unsafe { std::slice::from_raw_parts(from, storage.row_bytes(len)) };
+            let stored = fetched.row(index, part.place(row), storage.row_bytes(self.in_features));
             let numbers = &mut numbers[..len];
-            storage.read(from, numbers);
-            let mut odd = 0_usize;
+            storage.read(&stored[storage.row_bytes(first)..][..storage.row_bytes(len)], numbers);
+            let mut odd = 0_u32;
             for number in numbers {
                 *number = E::from_f32(*number).to_f32();
-                odd += usize::from(!number.is_finite());
+                // A chunk has few numbers, and a checked sum is none of vectors.
+                odd = odd.wrapping_add(u32::from(!number.is_finite()));
             }
             if counts && odd > 0 {
-                self.odd[index].fetch_add(odd, Ordering::Relaxed);
+                self.odd[index].fetch_add(odd as usize, Ordering::Relaxed);
             }
         }
         len
+    }
+}
+
+/// Writes the units of 64 rows of numbers of `E`, `PANEL` numbers of a row at a time.
+///
+/// # Safety
+/// `units` has room for those of `len` numbers of 64 rows.
+#[inline(always)]
+unsafe fn transpose_units<E: Stored>(rows: &[f32], len: usize, units: *mut u32) {
+    let per_unit = 4 / size_of::<E>();
+    for first in (0..len).step_by(PANEL) {
+        for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
+            let numbers = &row[first..len.min(first + PANEL)];
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = units.add(first / per_unit * PANEL_FEATURES + feature);
+                for (index, numbers) in numbers.chunks_exact(per_unit).enumerate() {
+                    to.add(index * PANEL_FEATURES).write(E::unit(numbers));
+                }
+            }
+        }
     }
 }
 
@@ -382,177 +432,4 @@ fn transpose(rows: &[f32], len: usize, mut write: impl FnMut(usize, usize, f32))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::isa::InstructionSet;
-    use crate::team::Sequential;
-
-    const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
-
-    /// Numbers of both signs and many magnitudes, from a linear congruential generator.
-    fn numbers(num: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            #[expect(clippy::cast_precision_loss, reason = "any number will do")]
-            let number = (state >> 8) as f32 / 8_388_608.0 - 1.0;
-            number
-        };
-        (0..num).map(|_| next() * next()).collect()
-    }
-
-    fn rounded(number: f32, dtype: DType) -> f32 {
-        match dtype {
-            DType::Float32 => number,
-            DType::BFloat16 => BFloat16::from_f32(number).to_f32(),
-            DType::Float16 => Float16::from_f32(number).to_f32(),
-        }
-    }
-
-    fn rows_of(numbers: &[f32], depth: usize) -> Rows {
-        Rows {
-            first: numbers.as_ptr().cast(),
-            num_rows: numbers.len() / depth,
-            storage: Storage::Float32,
-            interleaved: None,
-        }
-    }
-
-    fn packed(
-        parts: &[Rows],
-        depth: usize,
-        dtype: DType,
-        is_gated: bool,
-        panels: PanelsMut<'_>,
-    ) -> Result<Vec<usize>> {
-        let instructions = InstructionSet::detect();
-        let execution = Execution { instructions, team: &Sequential, num_threads: 1 };
-        // SAFETY: the rows are those of the tests' arrays.
-        unsafe { pack(parts, depth, dtype, is_gated, panels, &execution) }
-    }
-
-    /// The number of an output feature and an input feature in packed units.
-    fn unit_number(units: &[u32], depth: usize, dtype: DType, feature: usize, k: usize) -> f32 {
-        let per_unit = dtype.per_unit();
-        let panel = feature / PANEL_FEATURES * depth / per_unit;
-        let unit = units[(panel + k / per_unit) * PANEL_FEATURES + feature % PANEL_FEATURES];
-        let bits = unit >> (k % per_unit * 16);
-        match dtype {
-            DType::Float32 => f32::from_bits(unit),
-            DType::BFloat16 => f32::from_bits(bits << 16),
-            DType::Float16 => Float16::from_bits(bits).to_f32(),
-        }
-    }
-
-    #[test]
-    fn units_are_the_rounded_numbers_of_all_parts() {
-        let depth = 306; // more than a chunk, no multiple of a vector
-        let (first, second) = (numbers(50 * depth, 1), numbers(33 * depth, 2));
-        let parts = [rows_of(&first, depth), rows_of(&second, depth)];
-        for dtype in DTYPES {
-            let mut units = vec![7; 2 * PANEL_FEATURES * depth / dtype.per_unit()];
-            let odd = packed(&parts, depth, dtype, false, PanelsMut::Units(&mut units));
-            assert_eq!(odd, Ok(vec![0, 0]));
-            let all: Vec<f32> = first.iter().chain(&second).copied().collect();
-            for feature in 0..2 * PANEL_FEATURES {
-                for k in 0..depth {
-                    let expected = all.get(feature * depth + k).copied().unwrap_or(0.0);
-                    let found = unit_number(&units, depth, dtype, feature, k);
-                    assert_eq!(found.to_bits(), rounded(expected, dtype).to_bits());
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_gate_and_what_it_gates_take_turns() {
-        let depth = 4;
-        let (gate, up) = (numbers(64 * depth, 3), numbers(64 * depth, 4));
-        let parts = [rows_of(&gate, depth), rows_of(&up, depth)];
-        let mut units = vec![7; 2 * PANEL_FEATURES * depth];
-        let odd = packed(&parts, depth, DType::Float32, true, PanelsMut::Units(&mut units));
-        assert_eq!(odd, Ok(vec![0, 0]));
-        for row in 0..64 {
-            for (half, from) in [&gate, &up].into_iter().enumerate() {
-                let feature = row / HALF * PANEL_FEATURES + half * HALF + row % HALF;
-                let found = unit_number(&units, depth, DType::Float32, feature, 1);
-                assert_eq!(found.to_bits(), from[row * depth + 1].to_bits());
-            }
-        }
-    }
-
-    #[test]
-    fn interleaved_heads_are_put_in_order() {
-        let depth = 2;
-        let all = numbers(12 * depth, 5);
-        let rows = Rows { interleaved: Some(6), ..rows_of(&all, depth) };
-        let mut units = vec![0; PANEL_FEATURES * depth];
-        packed(&[rows], depth, DType::Float32, false, PanelsMut::Units(&mut units))
-            .expect("correct rows");
-        for (feature, place) in [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11].into_iter().enumerate() {
-            let found = unit_number(&units, depth, DType::Float32, feature, 0);
-            assert_eq!(found.to_bits(), all[place * depth].to_bits());
-        }
-    }
-
-    #[test]
-    fn int8_weights_are_nearest_multiples_of_a_scale() {
-        let depth = 300;
-        let mut all = numbers(70 * depth, 6);
-        all[3 * depth..4 * depth].fill(0.0);
-        for dtype in DTYPES {
-            let (mut values, mut scales) = (vec![7; 2 * PANEL_FEATURES * depth], vec![7.0; 70]);
-            let panels = PanelsMut::Int8 { values: &mut values, scales: &mut scales };
-            packed(&[rows_of(&all, depth)], depth, dtype, false, panels).expect("correct rows");
-            for feature in 0..70 {
-                let row = &all[feature * depth..][..depth];
-                let row: Vec<f32> = row.iter().map(|number| rounded(*number, dtype)).collect();
-                let peak = row.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
-                assert_eq!(scales[feature].to_bits(), (peak / 127.0).to_bits());
-                for (k, number) in row.iter().enumerate() {
-                    let panel = feature / PANEL_FEATURES * depth;
-                    let value = values[(panel + k) * PANEL_FEATURES + feature % PANEL_FEATURES];
-                    let error = (f32::from(value) * scales[feature] - number).abs();
-                    assert!(error <= 0.5001 * scales[feature], "{number} became {value}");
-                }
-            }
-            let padding = &values[64 * depth + 6..];
-            assert!(padding.iter().step_by(PANEL_FEATURES).all(|value| *value == 0));
-        }
-    }
-
-    #[test]
-    fn numbers_that_are_not_finite_are_counted() {
-        let (mut all, more) = (numbers(3 * 8, 7), numbers(8, 8));
-        (all[5], all[17], all[18]) = (f32::NAN, f32::INFINITY, 1e6);
-        for (dtype, num) in [(DType::Float32, 2), (DType::Float16, 3)] {
-            let mut units = vec![0; PANEL_FEATURES * 8 / dtype.per_unit()];
-            let parts = [rows_of(&more, 8), rows_of(&all, 8)];
-            let odd = packed(&parts, 8, dtype, false, PanelsMut::Units(&mut units));
-            assert_eq!(odd, Ok(vec![0, num]));
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused() {
-        let all = numbers(32 * 32, 9);
-        let rows = rows_of(&all, 32);
-        let refusal = |parts: &[Rows], depth: usize, dtype: DType, is_gated: bool, len: usize| {
-            let mut units = vec![0; len];
-            packed(parts, depth, dtype, is_gated, PanelsMut::Units(&mut units))
-                .expect_err("a refusal")
-                .to_string()
-        };
-        let float = DType::Float32;
-        assert!(refusal(&[], 32, float, false, 0).contains("must have a part"));
-        assert!(refusal(&[rows], 32, float, false, 99).contains("must have 2048 elements; got 99"));
-        assert!(refusal(&[rows], 32, float, true, 2048).contains("gated layer two"));
-        assert!(refusal(&[rows], 31, DType::BFloat16, false, 992).contains("multiple of 2"));
-        let blocks = Rows { storage: Storage::Q4K, ..rows };
-        assert!(refusal(&[blocks], 32, float, false, 2048).contains("whole blocks of 256"));
-        let heads = Rows { interleaved: Some(5), ..rows };
-        assert!(refusal(&[heads], 32, float, false, 2048).contains("whole heads of an even size"));
-        let nowhere = Rows { first: std::ptr::null(), ..rows };
-        assert!(refusal(&[nowhere], 32, float, false, 2048).contains("must have an address"));
-    }
-}
+mod tests;

@@ -53,7 +53,7 @@ pub(crate) mod module {
     #[pymodule_export]
     use super::moves::copy_blocks;
     #[pymodule_export]
-    use super::pack::pack_rows;
+    use super::pack::pack_layers;
     #[pymodule_export]
     use super::sampling::{draw, logprobs, top_k};
     #[pymodule_export]

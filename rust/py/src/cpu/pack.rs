@@ -1,7 +1,14 @@
-//! Packing of linear layers from the rows of a mapped file.
-#![expect(unsafe_code, reason = "addresses from Python become pointers")]
+//! Packing of linear layers from the rows of files.
+#![expect(unsafe_code, reason = "file descriptors from Python are borrowed")]
 
-use pagedserve_cpu::pack::{PanelsMut, Rows, Storage, pack};
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
+
+use numpy::PyReadwriteArray1;
+use pagedserve_cpu::pack::{Layer, PackError, PanelsMut, Rows, Storage, pack};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, readwrite};
@@ -24,82 +31,133 @@ const STORAGES: [(&str, Storage); 13] = [
     ("Q6_K", Storage::Q6K),
 ];
 
-/// Address of the first row, number of rows, storage, and size of interleaved heads or 0.
-type RowsAt = (usize, i64, String, i64);
+/// File descriptor, offset of the first row, number of rows, storage, and size of interleaved heads
+/// or 0.
+type RowsAt = (i64, u64, i64, String, i64);
 
-/// Pack the rows of a linear layer of K input features into panels for `PackedWeights`.
+/// Panels, parts, number of input features, whether the first part is a gate, and scales of int8.
+type LayerAt<'py> = (Bound<'py, PyAny>, Vec<RowsAt>, i64, bool, Option<Bound<'py, PyAny>>);
+
+/// Pack the rows of linear layers into panels for `PackedWeights`.
 ///
 /// Args:
-///     panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights` takes;
-///         written.
-///     rows: Parts of the layer, one after another: address of the first row, number of rows,
-///         storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"), and the size of
-///         heads whose halves are interleaved, or 0.  Rows are contiguous; an address needs no
-///         alignment.
+///     layers: For each layer:
+///         panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights`
+///         takes; written.
+///         Parts of the layer, one after another, each as file descriptor, offset of the first row,
+///         number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
+///         and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
+///         Number of input features K.
+///         Whether the first of two parts is the gate of the second: they alternate in the panels,
+///         32 features each.
+///         Scales of int8 panels, float32 ``[N]``, written; None for panels of units.
 ///     dtype: Type that weights are rounded to.
-///     in_features: Number of input features K.
-///     is_gated: Whether the first of two parts is the gate of the second: they alternate in the
-///         panels, 32 features each.
-///     scales: Scales of int8 panels, float32 ``[N]``, written.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
 ///
 /// Returns:
-///     How many weights of each part are not finite in the dtype.
+///     How many weights of each part of each layer are not finite in the dtype.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other; nothing was written.
+///     OSError: A file cannot be read, or ends before its rows do.
 #[pyfunction]
-#[pyo3(signature = (
-    panels, *, rows, dtype, in_features, is_gated = false, scales = None, num_threads = 1,
-    instructions = None
-))]
-#[expect(clippy::too_many_arguments, reason = "named by callers")]
-#[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
-pub(crate) fn pack_rows(
-    panels: &Bound<'_, PyAny>,
-    rows: Vec<RowsAt>,
+#[pyo3(signature = (layers, *, dtype, num_threads = 1, instructions = None))]
+pub(crate) fn pack_layers(
+    py: Python<'_>,
+    layers: Vec<LayerAt<'_>>,
     dtype: &str,
-    in_features: i64,
-    is_gated: bool,
-    scales: Option<&Bound<'_, PyAny>>,
     num_threads: i64,
     instructions: Option<&str>,
-) -> PyResult<Vec<usize>> {
-    let py = panels.py();
+) -> PyResult<Vec<Vec<usize>>> {
     let dtype = dtype_of("dtype", dtype)?;
-    let in_features = size("in_features", in_features)?;
-    let rows = rows.iter().map(rows_at).collect::<PyResult<Vec<_>>>()?;
-    let num_rows = rows.iter().map(|part| part.num_rows).sum();
-    let work = Work::numbers(&[num_rows, in_features]);
-    let mut odd = Vec::new();
-    let mut run = |panels: PanelsMut<'_>| {
-        on_threads(py, num_threads, instructions, work, |execution| {
-            // SAFETY: that the addresses are those of a mapped file with these rows is the caller's
-            // promise, as the stub says; everything else is checked.
-            odd = unsafe { pack(&rows, in_features, dtype, is_gated, panels, execution)? };
-            Ok(())
-        })
-    };
-    if let Some(scales) = scales {
-        let (values, scales) = (checked::<i8>(panels, "panels")?, checked(scales, "scales")?);
-        let mut values = readwrite(&values, "panels")?;
-        let mut scales = readwrite::<f32>(&scales, "scales")?;
-        run(PanelsMut::Int8 { values: values.as_slice_mut()?, scales: scales.as_slice_mut()? })?;
-    } else {
-        let units = checked::<u32>(panels, "panels")?;
-        let mut units = readwrite(&units, "panels")?;
-        run(PanelsMut::Units(units.as_slice_mut()?))?;
-    }
-    Ok(odd)
+    let mut taken = layers.into_iter().map(Taken::of).collect::<PyResult<Vec<_>>>()?;
+    let work = taken.iter().fold(Work::numbers(&[0]), |work, layer| work.and(layer.work()));
+    let layers = taken.iter_mut().map(Taken::layer).collect::<PyResult<Vec<_>>>()?;
+    let mut packed = Ok(Vec::new());
+    on_threads(py, num_threads, instructions, work, |execution| {
+        packed = match pack(layers, dtype, execution) {
+            Ok(odd) => Ok(odd),
+            Err(PackError::Arguments(error)) => return Err(error),
+            Err(PackError::File(error)) => Err(error),
+        };
+        Ok(())
+    })?;
+    packed.map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => PyOSError::new_err("the file ends before its rows do"),
+        _ => error.into(),
+    })
 }
 
-fn rows_at((address, num_rows, storage, head_size): &RowsAt) -> PyResult<Rows> {
-    let head_size = size("the size of interleaved heads", *head_size)?;
-    Ok(Rows {
-        first: std::ptr::with_exposed_provenance(*address),
-        num_rows: size("the number of rows", *num_rows)?,
-        storage: choice("storage", storage, &STORAGES)?,
-        interleaved: (head_size > 0).then_some(head_size),
-    })
+/// Panels of a layer, borrowed for writing.
+enum Panels<'py> {
+    Units(PyReadwriteArray1<'py, u32>),
+    Int8 { values: PyReadwriteArray1<'py, i8>, scales: PyReadwriteArray1<'py, f32> },
+}
+
+/// Arguments of a layer.
+struct Taken<'py> {
+    panels: Panels<'py>,
+    parts: Vec<Part>,
+    in_features: usize,
+    is_gated: bool,
+}
+
+/// Arguments of a part; its file stays open when it is dropped.
+struct Part {
+    file: ManuallyDrop<File>,
+    offset: u64,
+    num_rows: usize,
+    storage: Storage,
+    interleaved: Option<usize>,
+}
+
+impl<'py> Taken<'py> {
+    fn of((panels, parts, in_features, is_gated, scales): LayerAt<'py>) -> PyResult<Self> {
+        let panels = match scales {
+            Some(scales) => Panels::Int8 {
+                values: readwrite(&checked::<i8>(&panels, "panels")?, "panels")?,
+                scales: readwrite(&checked::<f32>(&scales, "scales")?, "scales")?,
+            },
+            None => Panels::Units(readwrite(&checked::<u32>(&panels, "panels")?, "panels")?),
+        };
+        let parts = parts.iter().map(Part::of).collect::<PyResult<_>>()?;
+        Ok(Self { panels, parts, in_features: size("in_features", in_features)?, is_gated })
+    }
+
+    fn work(&self) -> Work {
+        let num_rows = self.parts.iter().map(|part| part.num_rows).sum();
+        Work::numbers(&[num_rows, self.in_features])
+    }
+
+    fn layer(&mut self) -> PyResult<Layer<'_>> {
+        let panels = match &mut self.panels {
+            Panels::Units(units) => PanelsMut::Units(units.as_slice_mut()?),
+            Panels::Int8 { values, scales } => {
+                PanelsMut::Int8 { values: values.as_slice_mut()?, scales: scales.as_slice_mut()? }
+            }
+        };
+        let parts = self.parts.iter().map(Part::rows).collect();
+        Ok(Layer { parts, in_features: self.in_features, is_gated: self.is_gated, panels })
+    }
+}
+
+impl Part {
+    fn of((file, offset, num_rows, storage, head_size): &RowsAt) -> PyResult<Self> {
+        let head_size = size("the size of interleaved heads", *head_size)?;
+        let file = i32::try_from(size("the file descriptor", *file)?).unwrap_or(i32::MAX);
+        Ok(Self {
+            // SAFETY: the file is only read, during the call, and never closed here.
+            file: ManuallyDrop::new(unsafe { File::from_raw_fd(file) }),
+            offset: *offset,
+            num_rows: size("the number of rows", *num_rows)?,
+            storage: choice("storage", storage, &STORAGES)?,
+            interleaved: (head_size > 0).then_some(head_size),
+        })
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        let Self { ref file, offset, num_rows, storage, interleaved } = *self;
+        Rows { file, offset, num_rows, storage, interleaved }
+    }
 }

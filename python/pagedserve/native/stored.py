@@ -1,0 +1,126 @@
+"""Open weight files, and the tensors stored in them."""
+
+import os
+import weakref
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from pagedserve.regular_files import opened
+
+# Names of the storages that Rust reads (`pagedserve._core.cpu.pack_layers`): weights and bytes of a
+# block.
+STORAGES: Final[dict[str, tuple[int, int]]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+
+# Bytes of two tensors that are compared at once.
+_PIECE: Final = 1 << 20
+
+
+class WeightFile:
+    """A file of weights, open as long as this object is referenced.
+
+    It is read, not mapped: a page of a map that is no longer in the file ends the process.
+
+    Attributes:
+        path: The file.
+        size: Its bytes when it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a regular file.
+
+        Raises:
+            ValueError: It cannot be read, or is empty or no regular file.
+        """
+        with opened(path) as (file, size):
+            if not size:
+                raise ValueError(f"{path.name} is empty")
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+        self.path = path
+        self.size = size
+
+    def fileno(self) -> int:
+        """File descriptor."""
+        return self._descriptor
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Read some bytes.
+
+        Raises:
+            ValueError: The file has become shorter, or cannot be read.
+        """
+        pieces = []
+        while num_bytes:
+            try:
+                piece = os.pread(self.fileno(), num_bytes, offset)
+            except OSError as error:
+                raise ValueError(f"{self.path.name} cannot be read: {error.strerror}") from error
+            if not piece:
+                raise ValueError(
+                    f"{self.path.name} was cut short while it was read: it had {self.size} bytes "
+                    f"and ends before byte {offset + num_bytes}"
+                )
+            pieces.append(piece)
+            offset, num_bytes = offset + len(piece), num_bytes - len(piece)
+        return b"".join(pieces)
+
+    def read_ahead(self) -> None:
+        """Let the system read the file into its cache, in the background."""
+        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, whose bytes were checked to be in it.
+
+    Attributes:
+        name: Name in the file.
+        storage: Type of its numbers, in the spelling of its format; see `STORAGES`.
+        shape: Sizes, rows first.
+        file: The file.
+        offset: First byte of it in the file.
+        num_bytes: Its bytes.
+    """
+
+    name: str
+    storage: str
+    shape: tuple[int, ...]
+    file: WeightFile
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_weights(self) -> int:
+        """Number of its weights."""
+        return prod(self.shape)
+
+    def read(self) -> bytes:
+        """Read its bytes; see `WeightFile.read`."""
+        return self.file.read(self.offset, self.num_bytes)
+
+    def equals(self, other: "StoredTensor") -> bool:
+        """Whether another tensor has the same shape and the same bytes; see `WeightFile.read`."""
+        if (self.storage, self.shape) != (other.storage, other.shape):
+            return False
+        return all(
+            self.file.read(self.offset + start, num_bytes)
+            == other.file.read(other.offset + start, num_bytes)
+            for start in range(0, self.num_bytes, _PIECE)
+            for num_bytes in [min(_PIECE, self.num_bytes - start)]
+        )
