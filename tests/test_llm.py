@@ -15,7 +15,7 @@ from pagedserve import (
     SamplingParams,
     UnsupportedModelError,
 )
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.sources import resolve_model
 from pagedserve.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)

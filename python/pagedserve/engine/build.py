@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(args: EngineArgs) -> Tokenizer:
-    """Load the model's tokenizer; see `pagedserve.models.tokenizer`."""
+    """Load the model's tokenizer; see `pagedserve.models.tokenizer.loader`."""
     backend = choose_backend(args)
     with extra_needed("pagedserve.LLMEngine", backend.extra):
-        import pagedserve.models.tokenizer as tokenizer
+        import pagedserve.models.tokenizer.loader as tokenizer
 
         return tokenizer.load_tokenizer(
             args, uses_transformers=False if backend.name == "native" else None

@@ -21,7 +21,7 @@ from torch import Tensor
 from pagedserve.errors import RequestError
 from pagedserve.lora.patterns import NamePatterns
 from pagedserve.lora.weights import LoraWeights
-from pagedserve.models.hub import ADAPTER_FILES
+from pagedserve.models.load.hub import ADAPTER_FILES
 from pagedserve.regular_files import (
     MAX_JSON_BYTES,
     expanded,

@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.check.numerics import prompt_of
+from pagedserve.models.check.paged_logits import paged_logits
+from pagedserve.models.check.probe import ProbeResult
 from pagedserve.models.classifiers import class_rules
 from pagedserve.models.encoders import is_encoder
-from pagedserve.models.files import ModelFiles, architecture_of
-from pagedserve.models.numerics import prompt_of
-from pagedserve.models.paged_logits import paged_logits
-from pagedserve.models.probe import ProbeResult
+from pagedserve.models.load.files import ModelFiles, architecture_of
 from pagedserve.pooling.rules import PoolingRules, has_rules, read_rules
 
 # Suffixes of the names of base models, whose files have no LM head.

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pagedserve.models.gguf_header import (
+from pagedserve.models.load.gguf_header import (
     MAX_ELEMENTS,
     MAX_FIELDS,
     MAX_TENSORS,

@@ -35,7 +35,7 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
     """What a model computes, by its ``config.json``, whose sizes were checked.
 
     Args:
-        content: Contents of the file, as `pagedserve.models.config_checks` accepts them.
+        content: Contents of the file, as `pagedserve.models.load.config_checks` accepts them.
 
     Raises:
         UnsupportedError: The family, or a field of it.

@@ -8,9 +8,9 @@ import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.convert import check_gguf
-from pagedserve.models.gguf_header import read_fields
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import check_gguf
+from pagedserve.models.load.gguf_header import read_fields
+from pagedserve.models.load.sources import resolve_model
 
 STRING, ARRAY, INTEGER = 8, 9, 4
 

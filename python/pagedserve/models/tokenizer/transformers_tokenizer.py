@@ -8,12 +8,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
-from pagedserve.models.hub import HubOptions
-from pagedserve.models.number_tokenizer import number_tokenizer
-from pagedserve.models.registry import has_tokenizer, resolve_model
-from pagedserve.models.sentencepiece_model import match_sentencepiece
-from pagedserve.models.tokenizer_checks import check_tokenizer
+from pagedserve.models.load.files import find_model_files, quiet_transformers, reason_of
+from pagedserve.models.load.hub import HubOptions
+from pagedserve.models.load.sources import has_tokenizer, resolve_model
+from pagedserve.models.tokenizer.number_tokenizer import number_tokenizer
+from pagedserve.models.tokenizer.sentencepiece_model import match_sentencepiece
+from pagedserve.models.tokenizer.tokenizer_checks import check_tokenizer
 
 
 def load_transformers_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
