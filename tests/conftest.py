@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of this run, for all workers; the user's has the models that take long to convert."""
-    from pagedserve.models.convert import cache_directory
+    from pagedserve.models.load.convert import cache_directory
 
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -142,8 +142,8 @@ def peer(model_package: None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from pagedserve.models.convert import converted_directory
-    from pagedserve.models.registry import resolve_model
+    from pagedserve.models.load.convert import converted_directory
+    from pagedserve.models.load.sources import resolve_model
 
     directory = converted_directory(resolve_model("smollm2").path)
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -160,7 +160,7 @@ def licence(smollm2: "LLM") -> list[int]:
 def real_tokenizer(model_package: None) -> "PreTrainedTokenizerBase":
     """SmolLM2's, without its weights."""
     from pagedserve.config import EngineArgs
-    from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
+    from pagedserve.models.tokenizer.transformers_tokenizer import load_transformers_tokenizer
 
     return load_transformers_tokenizer(EngineArgs("smollm2"))
 

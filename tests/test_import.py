@@ -98,7 +98,7 @@ for module in pkgutil.iter_modules(pagedserve.server.__path__, "pagedserve.serve
 
 from pagedserve.inputs.chat import chat_prompt
 from pagedserve.engine.defaults import default_sampling_params
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.output.detokenizer import Detokenizer
 
 args = pagedserve.EngineArgs(sys.argv[1])

@@ -16,7 +16,7 @@ from pagedserve import (
     UnsupportedModelError,
 )
 from pagedserve.executor.protocol import Executor, StepInput
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.sources import resolve_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPTS = ["The capital of France is", "One, two, three, four,", "Water freezes at"]

@@ -23,8 +23,8 @@ from measuring import Clock, report
 from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, SamplingParams
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 BLOCK_SIZE = 16
 SUBJECTS = (

@@ -45,7 +45,7 @@ from transformers import (
 from pagedserve import LLM, LLMEngine, SamplingParams
 from pagedserve.errors import ExecutorDeadError
 from pagedserve.inputs import TokensPrompt
-from pagedserve.models.dummy import dummy_model
+from pagedserve.models.load.dummy import dummy_model
 from pagedserve.sampling_params import RequestOutputKind
 
 TINY: dict[str, Any] = {

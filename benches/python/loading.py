@@ -96,7 +96,7 @@ def weights_read_mb(directory: Path, itemsize: int) -> float:
 def load(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """Load a model in this process."""
     from pagedserve.config import EngineArgs
-    from pagedserve.models.files import find_model_files
+    from pagedserve.models.load.files import find_model_files
     from pagedserve.models.loader import load_model
 
     args = EngineArgs(model=model, **options)

@@ -21,8 +21,8 @@ from typing import Any
 
 from measuring import report, report_table
 
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 PEER_BATCH_SIZE = 16
 PEER_THREADS = 2

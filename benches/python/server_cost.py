@@ -39,7 +39,7 @@ from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.outputs import CompletionOutput, RequestMetrics
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import RequestOutputKind

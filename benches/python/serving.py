@@ -27,8 +27,8 @@ from unittest.mock import patch
 
 from measuring import Clock, report, report_table
 
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 Row = dict[str, Any]
 

@@ -1,7 +1,8 @@
 """``Tokenizer``: the interface of a model's tokenizer that the engine and the server use.
 
-Tokenizers of transformers satisfy it, and so does `pagedserve.models.fast_tokenizer.FastTokenizer`,
-which needs neither transformers nor torch.
+Tokenizers of transformers satisfy it, and so does
+`pagedserve.models.tokenizer.fast_tokenizer.FastTokenizer`, which needs neither transformers nor
+torch.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-import pagedserve.models.image_check as image_check
+import pagedserve.models.check.image_check as image_check
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.inputs.prompts import parse_prompt

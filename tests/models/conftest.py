@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from pagedserve import _core
 from pagedserve.config import EngineArgs
+from pagedserve.models.check.paged_logits import paged_logits
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.paged_logits import paged_logits
 from tests.support.tiny import enlarge_weights
 
 PROMPTS = [(torch.arange(length) * 31 + 11) % 97 for length in (21, 6)]

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, SamplingParams
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 NUM_REQUESTS = 64
 NUM_TOKENS = 24

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, SamplingParams, TokensPrompt
-from pagedserve.models.convert import converted_directory
+from pagedserve.models.load.convert import converted_directory
 from tests.support.greedy import greedy_tokens
 from tests.support.lora import load_adapter, save_random_adapter
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pagedserve import _core
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 SaveTiny = Callable[..., Path]
 # One engine after another, each with options of its own.

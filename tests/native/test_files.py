@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.models.gguf_tokenizer import tokenizer_of_gguf
+from pagedserve.models.tokenizer.gguf_tokenizer import tokenizer_of_gguf
 from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.load import load_native
 from pagedserve.native.packing import Packer

@@ -86,6 +86,15 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
 }
 
+# The rooms of `pagedserve.models`, and those that each names.
+MODEL_ROOMS: dict[str, set[str]] = {
+    "families": set(),
+    "load": {"families"},
+    "tokenizer": {"families", "load"},
+    "fused": {"families", "load"},
+    "check": {"families", "load", "tokenizer"},
+}
+
 # The modules and packages that may name the Rust core.
 CORE_USERS = {
     "pagedserve",
@@ -99,7 +108,7 @@ CORE_USERS = {
     "pagedserve.parallel.shared_memory",
     "pagedserve.models.fused.cpu",
     "pagedserve.native",
-    "pagedserve.models.paged_logits",  # KV groups of its cache
+    "pagedserve.models.check.paged_logits",  # KV groups of its cache
     "pagedserve.replay",
     "pagedserve.runner.buffers",
     "pagedserve.runner.profile",
@@ -224,6 +233,17 @@ def test_python_parts_name_only_lower_ones(root: Path) -> None:
     assert parts.keys() == PYTHON_LAYERS.keys(), "each part has its line in PYTHON_LAYERS"
     wrong = {part: named - PYTHON_LAYERS[part] - SHARED for part, named in parts.items()}
     assert not {part: names for part, names in wrong.items() if names}
+
+
+def test_rooms_of_models_name_only_lower_ones(root: Path) -> None:
+    named: dict[str, set[str]] = {room: set() for room in MODEL_ROOMS}
+    for module, path in modules_of_package(root):
+        room = module.removeprefix("pagedserve.models.").split(".")[0]
+        if room in MODEL_ROOMS and module.startswith("pagedserve.models."):
+            ours = (name for name in imports(path) if name.startswith("pagedserve.models."))
+            named[room].update({name.split(".")[2] for name in ours} & MODEL_ROOMS.keys() - {room})
+    assert named == MODEL_ROOMS
+    TopologicalSorter(named).prepare()
 
 
 def test_no_part_imports_through_the_face_of_the_package(root: Path) -> None:

@@ -22,7 +22,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from pagedserve import EngineArgs
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 from tests.support.tiny import enlarge_weights
 
 NUM_WORDS: Final = 97

@@ -14,8 +14,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from pagedserve.models.convert import converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 FOLDER = Path(__file__).parents[1] / "references"
 SOURCE = Path(__file__).parents[2] / "LICENSE"

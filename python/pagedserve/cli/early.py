@@ -37,8 +37,8 @@ def _check_device(args: EngineArgs) -> None:
 
 def _check_files(args: EngineArgs) -> None:
     from pagedserve.engine.defaults import default_sampling_params
-    from pagedserve.models.hub import HubOptions, Part
-    from pagedserve.models.registry import find_local
+    from pagedserve.models.load.hub import HubOptions, Part
+    from pagedserve.models.load.sources import find_local
 
     part: Part = "config" if args.load_format == "dummy" else "model"
     find_local(args.model, part=part, hub=HubOptions.of_model(args))

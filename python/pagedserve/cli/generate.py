@@ -48,7 +48,7 @@ def _generate(options: argparse.Namespace) -> int:
     extra = choose_backend(args).extra
     check_early(args, "pagedserve generate", extra)
     with extra_needed("pagedserve generate", extra):
-        from pagedserve.models.progress import loading
+        from pagedserve.models.load.progress import loading
 
     with loading(args.model, is_shown=args.use_tqdm_on_load):
         from pagedserve import LLM  # importing torch alone takes seconds

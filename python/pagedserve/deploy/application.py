@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pagedserve.config import EngineArgs
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 
 with extra_needed("pagedserve.deploy", "ray-serve"):
     # Otherwise Ray logs a stack trace at every SIGTERM.

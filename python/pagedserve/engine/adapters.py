@@ -10,8 +10,8 @@ from pagedserve.engine.stats import LoraUsage
 from pagedserve.errors import ModelLoadError, RequestError
 from pagedserve.executor.protocol import Adapter, Executor
 from pagedserve.lora.request import LoRARequest, check_lora_request
-from pagedserve.models.hub import HubOptions
-from pagedserve.models.registry import resolve_adapter
+from pagedserve.models.load.hub import HubOptions
+from pagedserve.models.load.sources import resolve_adapter
 
 
 class KnownAdapter(NamedTuple):

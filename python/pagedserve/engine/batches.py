@@ -8,7 +8,7 @@ from pagedserve.engine.request import Request
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.engine.stats import StatsLine
 from pagedserve.errors import ConcurrentCallError
-from pagedserve.models.progress import Bar, progress_shown
+from pagedserve.models.load.progress import Bar, progress_shown
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.vllm_names import AbsentArguments

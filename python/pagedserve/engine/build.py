@@ -23,7 +23,7 @@ from pagedserve.native.choice import (
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from pagedserve.models.gguf_header import GgufHeader
+    from pagedserve.models.load.gguf_header import GgufHeader
     from pagedserve.native.load import OpenedModel
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _load_tokenizer(
     """Load the model's tokenizer; where torch may run the model too, transformers loads it."""
     is_native = backend.name == "native" and not backend.may_change
     with extra_needed("pagedserve.LLMEngine", backend.extra):
-        from pagedserve.models.tokenizer import load_tokenizer
+        from pagedserve.models.tokenizer.loader import load_tokenizer
 
         uses_transformers = False if is_native else None
         return load_tokenizer(args, uses_transformers=uses_transformers, header=header)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
-from pagedserve.models.registry import find_source
+from pagedserve.models.load.sources import find_source
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS

@@ -32,8 +32,8 @@ from pagedserve.executor.protocol import Executor, ModelInfo
 from pagedserve.inputs import Prompt
 from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
-from pagedserve.models.hub import HubOptions
-from pagedserve.models.progress import loading
+from pagedserve.models.load.hub import HubOptions
+from pagedserve.models.load.progress import loading
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pagedserve.errors import RequestError
 from pagedserve.lora.patterns import NamePatterns
 from pagedserve.lora.weights import LoraWeights
-from pagedserve.models.hub import ADAPTER_FILES
-from pagedserve.models.safetensors_header import FLOATS, as_float32, read_entries
+from pagedserve.models.load.hub import ADAPTER_FILES
+from pagedserve.models.load.safetensors_header import FLOATS, as_float32, read_entries
 from pagedserve.regular_files import (
     MAX_JSON_BYTES,
     expanded,

@@ -9,7 +9,7 @@ from transformers import AutoFeatureExtractor
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError, extra_needed
 from pagedserve.inputs.audio import Audio
-from pagedserve.models.files import find_model_files, first_line, quiet_transformers
+from pagedserve.models.load.files import find_model_files, first_line, quiet_transformers
 
 
 class AudioProcessor:

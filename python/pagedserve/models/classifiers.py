@@ -17,10 +17,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.cache.layers import LayerShape
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.files import architecture_of
-from pagedserve.models.numerics import TOLERANCE, compare, prompt_of, using_attention
-from pagedserve.models.paged_logits import encoder_hidden_states
-from pagedserve.models.probe import refusing_failures
+from pagedserve.models.check.numerics import TOLERANCE, compare, prompt_of, using_attention
+from pagedserve.models.check.paged_logits import encoder_hidden_states
+from pagedserve.models.check.probe import refusing_failures
+from pagedserve.models.load.files import architecture_of
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import PoolingType
 

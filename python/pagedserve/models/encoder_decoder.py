@@ -22,13 +22,19 @@ from pagedserve.errors import UnsupportedModelError
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.speech import SpeechRules
 from pagedserve.models.audio_processor import load_audio_processor
-from pagedserve.models.families.relative_bias import list_biases
-from pagedserve.models.files import architecture_of
+from pagedserve.models.check.numerics import (
+    TOLERANCE,
+    compare,
+    prompt_of,
+    using_attention,
+    vocab_size,
+)
+from pagedserve.models.check.paged_logits import encoder_decoder_logits
+from pagedserve.models.check.probe import CallRecorder, refusing_failures
 from pagedserve.models.forward import ForwardContext, decoder_logits, forwarding
 from pagedserve.models.limits import num_positions
-from pagedserve.models.numerics import TOLERANCE, compare, prompt_of, using_attention, vocab_size
-from pagedserve.models.paged_logits import encoder_decoder_logits
-from pagedserve.models.probe import CallRecorder, refusing_failures
+from pagedserve.models.load.files import architecture_of
+from pagedserve.models.relative_bias import list_biases
 
 # Tokens of the check's prompts, of the encoder and of the decoder.
 _ENCODED: Final = (13, 5)

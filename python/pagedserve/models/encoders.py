@@ -14,11 +14,11 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.cache.layers import LayerShape
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.files import architecture_of
+from pagedserve.models.check.numerics import TOLERANCE, compare, prompt_of, using_attention
+from pagedserve.models.check.paged_logits import encoder_hidden_states
+from pagedserve.models.check.probe import CallRecorder, refusing_failures
 from pagedserve.models.forward import ForwardContext, flat_batch_hidden_states
-from pagedserve.models.numerics import TOLERANCE, compare, prompt_of, using_attention
-from pagedserve.models.paged_logits import encoder_hidden_states
-from pagedserve.models.probe import CallRecorder, refusing_failures
+from pagedserve.models.load.files import architecture_of
 
 # Tokens of the prompts of the check; the first exceeds every window.
 _LENGTHS: Final = (41, 9, 23)

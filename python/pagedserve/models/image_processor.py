@@ -19,7 +19,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError, extra_needed
 from pagedserve.inputs.images import decoded
 from pagedserve.inputs.prompt_images import PlacedImage
-from pagedserve.models.files import find_model_files, first_line, quiet_transformers
+from pagedserve.models.load.files import find_model_files, first_line, quiet_transformers
 from pagedserve.tokenizer import Tokenizer
 
 # Keys of a processor's output for text.

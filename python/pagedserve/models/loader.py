@@ -29,25 +29,25 @@ from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import register
+from pagedserve.models.check.image_check import check_images, image_check_of
+from pagedserve.models.check.numerics import vocab_size
+from pagedserve.models.check.probe import Probe, ProbeResult, check_replaced, probe_model
+from pagedserve.models.check.probe_cache import ProbeCacheEntry
 from pagedserve.models.classifiers import EncoderHead, with_class_head
 from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
 from pagedserve.models.encoders import check_encoder
 from pagedserve.models.families.prepare import prepare_model
-from pagedserve.models.files import (
+from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
+from pagedserve.models.fused.cpu.replace import weight_bytes
+from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
+from pagedserve.models.load.files import (
     ModelFiles,
     find_model_files,
     foreign_errors_named,
     quiet_transformers,
 )
-from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
-from pagedserve.models.fused.cpu.replace import weight_bytes
-from pagedserve.models.image_check import check_images, image_check_of
-from pagedserve.models.limits import check_max_model_len, derive_max_model_len, eos_token_ids
-from pagedserve.models.numerics import vocab_size
+from pagedserve.models.load.read import class_to_load, load_weights, make_up_weights, weights_read
 from pagedserve.models.pooling import find_pooling, use_head
-from pagedserve.models.probe import Probe, ProbeResult, check_replaced, probe_model
-from pagedserve.models.probe_cache import ProbeCacheEntry
-from pagedserve.models.read import class_to_load, load_weights, make_up_weights, weights_read
 from pagedserve.parallel.group import RankGroup
 from pagedserve.pooling.rules import PoolingRules
 

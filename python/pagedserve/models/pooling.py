@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
+from pagedserve.models.check.numerics import prompt_of
+from pagedserve.models.check.paged_logits import paged_logits
+from pagedserve.models.check.probe import ProbeResult
 from pagedserve.models.encoders import is_encoder
-from pagedserve.models.files import ModelFiles, architecture_of
-from pagedserve.models.numerics import prompt_of
-from pagedserve.models.paged_logits import paged_logits
-from pagedserve.models.probe import ProbeResult
+from pagedserve.models.load.files import ModelFiles, architecture_of
 from pagedserve.pooling.model_files import PoolingFiles
 from pagedserve.pooling.rules import PoolingRules
 

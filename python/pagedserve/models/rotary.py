@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.models.config_checks import check_positive
+from pagedserve.models.load.config_checks import check_positive
 
 RopeType: TypeAlias = Literal["default", "linear", "llama3"]
 ROPE_TYPES: Final = get_args(RopeType)

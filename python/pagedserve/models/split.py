@@ -2,9 +2,9 @@
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.files import architecture_of, find_model_files, quiet_transformers
+from pagedserve.models.load.files import architecture_of, find_model_files, quiet_transformers
+from pagedserve.models.load.read import class_to_load
 from pagedserve.models.pooling import find_pooling
-from pagedserve.models.read import class_to_load
 from pagedserve.parallel.plan import read_plan
 
 

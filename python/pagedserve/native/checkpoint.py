@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.models.safetensors_header import as_float32
+from pagedserve.models.load.safetensors_header import as_float32
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pagedserve.cache.layers import LayerShape
-from pagedserve.models.config_checks import check_positive
 from pagedserve.models.families.record import DecoderFamily
+from pagedserve.models.load.config_checks import check_positive
 from pagedserve.models.rotary import Rope
 
 

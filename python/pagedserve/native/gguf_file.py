@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from pagedserve.models.gguf_header import (
+from pagedserve.models.load.gguf_header import (
     GgufHeader,
     GgufVersionError,
     TensorEntry,

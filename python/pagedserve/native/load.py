@@ -12,11 +12,11 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
-from pagedserve.models.config_checks import check_config
 from pagedserve.models.families.record import LayerPart
-from pagedserve.models.gguf_header import GgufHeader
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
-from pagedserve.models.registry import ModelSource, find_source
+from pagedserve.models.load.config_checks import check_config
+from pagedserve.models.load.gguf_header import GgufHeader
+from pagedserve.models.load.sources import ModelSource, find_source
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pagedserve.models.config_checks import check_positive
 from pagedserve.models.families.record import DecoderFamily
+from pagedserve.models.load.config_checks import check_positive
 from pagedserve.models.rotary import ROPE_TYPES, Rope
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig, Head, LayerConfig
@@ -35,7 +35,7 @@ def decoder_config(content: Mapping[str, Any]) -> DecoderConfig:
     """What a model computes, by its ``config.json``, whose sizes were checked.
 
     Args:
-        content: Contents of the file, as `pagedserve.models.config_checks` accepts them.
+        content: Contents of the file, as `pagedserve.models.load.config_checks` accepts them.
 
     Raises:
         UnsupportedError: The family, or a field of it.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pagedserve.models.safetensors_header import read_entries
+from pagedserve.models.load.safetensors_header import read_entries
 from pagedserve.native.stored import StoredTensor, WeightFile
 
 

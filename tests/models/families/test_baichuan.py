@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagedserve import LLM, SamplingParams
+from pagedserve.models.check.paged_logits import paged_logits
 from pagedserve.models.loader import LoadedModel
-from pagedserve.models.paged_logits import paged_logits
 
 Weights = dict[str, Tensor]
 

@@ -14,11 +14,11 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import CpuKernels
 from pagedserve.errors import ConfigError
 from pagedserve.executor.local import LocalExecutor
+from pagedserve.models.check.paged_logits import paged_logits
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedGatedMLP, PackedLinear
 from pagedserve.models.fused.cpu.packing import quantize
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.paged_logits import paged_logits
 
 pytestmark = pytest.mark.usefixtures("best_instructions")
 SaveTiny = Callable[..., Path]

@@ -87,28 +87,30 @@ def _split_groups(
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
+def _attend_within(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
+    """Attention in a method that gives heads ``[1, H, T, Dv]``."""
+    return paged_attention_forward(module, query, key, value, **options)[0].transpose(1, 2)
+
+
 def _gptj(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object
 ) -> tuple[Tensor, None]:
     # Queries and keys are float32 after rotation by a float32 table.
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    return paged_attention_forward(module, query, key, value)[0].transpose(1, 2), None
+    return _attend_within(module, query.to(value.dtype), key.to(value.dtype), value), None
 
 
 def _gpt_neo(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object
 ) -> tuple[Tensor, None]:
     window = module.config.window_size if module.attention_type == "local" else None
-    output = paged_attention_forward(module, query, key, value, scaling=1.0, sliding_window=window)[
-        0
-    ]
-    return output.transpose(1, 2), None
+    return _attend_within(module, query, key, value, scaling=1.0, sliding_window=window), None
 
 
 def _openai(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: object) -> list[Tensor]:
     """Keys are ``[1, H, D, T]``."""
-    output = paged_attention_forward(module, query, key.transpose(2, 3), value)[0]
-    return [output.transpose(1, 2)]
+    return [_attend_within(module, query, key.transpose(2, 3), value)]
 
 
 def _bloom(

@@ -13,9 +13,9 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.models.families.prepare import register_classes
 from pagedserve.models.families.table import FAMILIES, family_of
-from pagedserve.models.progress import are_bars_shown
-from pagedserve.models.quantized import check_quant_method
-from pagedserve.models.registry import find_source
+from pagedserve.models.load.progress import are_bars_shown
+from pagedserve.models.load.quantized import check_quant_method
+from pagedserve.models.load.sources import find_source
 
 _MESSAGE_CHARACTERS: Final = 500
 

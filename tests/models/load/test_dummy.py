@@ -13,7 +13,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import MistralConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.inputs.chat import chat_prompt
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 
 TEXTS = ["Hello  wörld, 你好!", " two\n\n\tTabs   three 1234", "🙂 ", "don't_stop", ""]
 CONVERSATIONS = [
@@ -28,7 +28,7 @@ CONVERSATIONS = [
 LOAD = """
 import sys
 from pagedserve.config import EngineArgs
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 print(load_tokenizer(EngineArgs(sys.argv[1]))("w5").input_ids)
 """
 

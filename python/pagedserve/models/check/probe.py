@@ -7,7 +7,8 @@ tokens.  So a model is refused unless
    supports flat batches (`pagedserve.models.mixers`);
 2. every layer that attends makes attention calls, all of them equally many;
 3. its logits over paged KV equal those of its original attention, both unchanged and with windows,
-   chunks and other thresholds lowered until a few dozen tokens exceed them (`models.numerics`).
+   chunks and other thresholds lowered until a few dozen tokens exceed them
+   (`models.check.numerics`).
 """
 
 from collections import Counter
@@ -35,12 +36,8 @@ from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import paged_attention_forward
-from pagedserve.models.families.table import family_of
-from pagedserve.models.files import architecture_of, first_line
-from pagedserve.models.forward import ForwardContext, forwarding
-from pagedserve.models.masks import MaskReader
-from pagedserve.models.mixers import mixing_modules
-from pagedserve.models.numerics import (
+from pagedserve.models.check.masks import MaskReader
+from pagedserve.models.check.numerics import (
     NumericsCheck,
     computing_in_float32,
     lowered_thresholds,
@@ -49,8 +46,12 @@ from pagedserve.models.numerics import (
     using_attention,
     vocab_size,
 )
-from pagedserve.models.paged_logits import flat_logits
-from pagedserve.models.quantized import is_quantized
+from pagedserve.models.check.paged_logits import flat_logits
+from pagedserve.models.families.table import family_of
+from pagedserve.models.forward import ForwardContext, forwarding
+from pagedserve.models.load.files import architecture_of, first_line
+from pagedserve.models.load.quantized import is_quantized
+from pagedserve.models.mixers import mixing_modules
 from pagedserve.models.states import StateRecorder
 
 _PROBE_NAME = "pagedserve_probe"

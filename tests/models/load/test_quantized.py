@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.models.check.paged_logits import paged_logits
 from pagedserve.models.loader import LoadedModel, load_model
-from pagedserve.models.paged_logits import paged_logits
 
 SaveTiny = Callable[..., Path]
 AssertExact = Callable[..., None]

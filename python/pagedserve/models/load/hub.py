@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.models.progress import DownloadBar, say
+from pagedserve.models.load.progress import DownloadBar, say
 
 # Required part of a repository.
 Part = Literal["model", "config", "tokenizer", "adapter"]

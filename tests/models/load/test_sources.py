@@ -6,7 +6,7 @@ import pytest
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.sources import resolve_model
 
 
 def test_smollm2_is_the_file_of_the_installed_package(model_package: None) -> None:

@@ -1,8 +1,8 @@
 """Cached results of the probe: this saves half a second of each start.
 
-A file in the cache directory stores the last result of `pagedserve.models.probe` for one model,
-with everything that it depends on: the files of the model and of this package, by size and time of
-modification, the versions of torch and transformers, and how the model runs.
+A file in the cache directory stores the last result of `pagedserve.models.check.probe` for one
+model, with everything that it depends on: the files of the model and of this package, by size and
+time of modification, the versions of torch and transformers, and how the model runs.
 
 Invariants:
 
@@ -25,10 +25,10 @@ import transformers
 
 from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import StateShape
-from pagedserve.models.convert import cache_directory
-from pagedserve.models.probe import ProbeResult
+from pagedserve.models.check.probe import ProbeResult
+from pagedserve.models.load.convert import cache_directory
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 # In a checkout kernels is a symlink, which the first pattern does not follow.
 _PACKAGE_PATTERNS = ("**/*.py", "kernels/*.py", "_core.*")
 

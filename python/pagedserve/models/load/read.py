@@ -28,17 +28,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 from pagedserve.config.model import LoadFormat
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.attention_function import ATTENTION_NAME
-from pagedserve.models.checkpoint_checks import (
+from pagedserve.models.families.prepare import attention_to_build_with
+from pagedserve.models.families.towers import has_tower
+from pagedserve.models.load.checkpoint_checks import (
     check_dtypes,
     check_finite,
     check_present,
     checked_loading,
 )
-from pagedserve.models.dummy import dummy_model
-from pagedserve.models.families.prepare import attention_to_build_with
-from pagedserve.models.families.towers import has_tower
-from pagedserve.models.files import ModelFiles, architecture_of, first_line, one_line
-from pagedserve.models.quantized import has_quantized_files, use_dtype
+from pagedserve.models.load.dummy import dummy_model
+from pagedserve.models.load.files import ModelFiles, architecture_of, first_line, one_line
+from pagedserve.models.load.quantized import has_quantized_files, use_dtype
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.plan import read_plan
 from pagedserve.pooling.rules import PoolingRules

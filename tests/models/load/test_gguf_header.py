@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
-import pagedserve.models.gguf_header as gguf_header
+import pagedserve.models.load.gguf_header as gguf_header
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.convert import check_gguf
-from pagedserve.models.gguf_header import (
+from pagedserve.models.load.convert import check_gguf
+from pagedserve.models.load.gguf_header import (
     GgufHeader,
     GgufVersionError,
     TextList,
     header_of,
     read_header,
 )
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.sources import resolve_model
 
 STRING, ARRAY, INTEGER = 8, 9, 4
 

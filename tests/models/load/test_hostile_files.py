@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.checkpoint_checks import checked_loading
-from pagedserve.models.config_checks import check_config
+from pagedserve.models.load.checkpoint_checks import checked_loading
+from pagedserve.models.load.config_checks import check_config
 from pagedserve.models.loader import LoadedModel, load_model
 from tests.support.irregular_files import IRREGULAR, make_irregular
 

@@ -11,7 +11,7 @@ from transformers import LongT5Config
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 
 
 @pytest.fixture

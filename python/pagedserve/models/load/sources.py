@@ -17,8 +17,8 @@ from typing import Any, Final
 from pagedserve.checks import did_you_mean
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.config_checks import check_config
-from pagedserve.models.hub import ADAPTER_FILES, HubOptions, Part, snapshot
+from pagedserve.models.load.config_checks import check_config
+from pagedserve.models.load.hub import ADAPTER_FILES, HubOptions, Part, snapshot
 from pagedserve.regular_files import MAX_JSON_BYTES, expanded, is_file, read_json
 
 ACCEPTED = (
@@ -66,7 +66,7 @@ class ModelSource:
         """
         if not self.is_gguf:
             return self.path
-        from pagedserve.models.convert import converted_directory
+        from pagedserve.models.load.convert import converted_directory
 
         return converted_directory(self.path)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.fast_tokenizer import ChatTemplate, FastTokenizer
+from pagedserve.models.tokenizer.fast_tokenizer import ChatTemplate, FastTokenizer
 from pagedserve.regular_files import is_file, read_bytes, read_json
 
 _MAX_TOKENIZER_BYTES: Final = 512 << 20

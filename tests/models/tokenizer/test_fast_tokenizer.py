@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, RequestError
 from pagedserve.inputs.chat import chat_prompt
-from pagedserve.models.fast_tokenizer import FastTokenizer
-from pagedserve.models.tokenizer import load_tokenizer
-from pagedserve.models.tokenizer_files import tokenizer_of_directory
+from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
+from pagedserve.models.tokenizer.tokenizer_files import tokenizer_of_directory
 from pagedserve.output.detokenizer import Detokenizer
 from tests.support.tokenizer_kinds import KINDS, TEXTS, save
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models.files import architecture_of
+from pagedserve.models.load.files import architecture_of
 
 # Distances beyond the last in the list that are checked.
 _NUM_BEYOND = 16

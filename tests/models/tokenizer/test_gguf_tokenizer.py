@@ -10,8 +10,8 @@ from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.fast_tokenizer import FastTokenizer
-from pagedserve.models.gguf_tokenizer import SPLITS, tokenizer_of_gguf
+from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+from pagedserve.models.tokenizer.gguf_tokenizer import SPLITS, tokenizer_of_gguf
 from pagedserve.output.detokenizer import Detokenizer
 from tests.support.tokenizer_kinds import BYTES, SPECIAL, TEXTS, byte_level, write_gguf
 

@@ -7,19 +7,19 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.extras import absent_modules, install_command
-from pagedserve.models.registry import (
+from pagedserve.models.load.sources import (
     ModelSource,
     find_tokenizer_source,
     has_own_tokenizer,
     has_tokenizer,
 )
-from pagedserve.models.tokenizer_checks import check_chat_template, check_token_ids
+from pagedserve.models.tokenizer.tokenizer_checks import check_chat_template, check_token_ids
 from pagedserve.regular_files import read_json
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from pagedserve.models.fast_tokenizer import FastTokenizer
-    from pagedserve.models.gguf_header import GgufHeader
+    from pagedserve.models.load.gguf_header import GgufHeader
+    from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 
 
 def load_tokenizer(
@@ -47,7 +47,9 @@ def load_tokenizer(
         uses_transformers = not absent_modules("torch", "transformers")
     if uses_transformers:
         with extra_needed("a tokenizer of transformers", "engine"):
-            from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
+            from pagedserve.models.tokenizer.transformers_tokenizer import (
+                load_transformers_tokenizer,
+            )
 
         return load_transformers_tokenizer(args)
     with collector_paused():
@@ -78,18 +80,18 @@ def _load(args: EngineArgs, header: "GgufHeader | None") -> "FastTokenizer":
 
 def _read(source: ModelSource, header: "GgufHeader | None") -> "FastTokenizer":
     if source.is_gguf:
-        from pagedserve.models.gguf_tokenizer import tokenizer_of_gguf
+        from pagedserve.models.tokenizer.gguf_tokenizer import tokenizer_of_gguf
 
         return tokenizer_of_gguf(source.path, header)
-    from pagedserve.models.tokenizer_files import tokenizer_of_directory
+    from pagedserve.models.tokenizer.tokenizer_files import tokenizer_of_directory
 
     return tokenizer_of_directory(source.path)
 
 
 def _count(directory: Path) -> "FastTokenizer":
     """Tokenizer whose words are token ids, for the vocabulary of a config."""
-    from pagedserve.models.fast_tokenizer import FastTokenizer
-    from pagedserve.models.number_tokenizer import number_tokenizer
+    from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+    from pagedserve.models.tokenizer.number_tokenizer import number_tokenizer
 
     config = read_json(directory / "config.json")
     assert isinstance(config, dict)  # noqa: S101  # the registry has checked it

@@ -6,7 +6,7 @@ tokenizer and, of byte-level BPE, the expression that splits text before the mer
 Invariants:
 
 1. Ids and texts are those of the tokenizer that transformers makes of the file, which
-   `pagedserve.models.convert` keeps; a file whose kind is not known here is refused.  Special
+   `pagedserve.models.load.convert` keeps; a file whose kind is not known here is refused.  Special
    tokens outside the alphabet of bytes, which transformers loses, are kept.
 2. No token is added to the vocabulary of the file: the model has no row for it.
 """
@@ -25,8 +25,8 @@ from tokenizers.processors import TemplateProcessing
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.families.table import family_of_gguf
-from pagedserve.models.fast_tokenizer import FastTokenizer
-from pagedserve.models.gguf_header import GgufHeader, TextList, read_header
+from pagedserve.models.load.gguf_header import GgufHeader, TextList, read_header
+from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 
 _SPACE: Final = "▁"
 # A character outside the alphabet of bytes.

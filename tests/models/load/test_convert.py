@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.convert import cache_directory, check_gguf, converted_directory
-from pagedserve.models.registry import resolve_model
+from pagedserve.models.load.convert import cache_directory, check_gguf, converted_directory
+from pagedserve.models.load.sources import resolve_model
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_failed_conversion_leaves_nothing(
     def fail(*_: object) -> None:
         raise ModelLoadError("no")
 
-    monkeypatch.setattr("pagedserve.models.convert._convert", fail)
+    monkeypatch.setattr("pagedserve.models.load.convert._convert", fail)
     with pytest.raises(ModelLoadError):
         converted_directory(gguf)
     assert not list((tmp_path / "cache" / "converted").iterdir())
@@ -66,7 +66,7 @@ def test_a_conversion_is_made_once_and_known_by_its_file(
         calls.append(directory)
         (directory / "config.json").write_text("{}")
 
-    monkeypatch.setattr("pagedserve.models.convert._convert", convert)
+    monkeypatch.setattr("pagedserve.models.load.convert._convert", convert)
     link = tmp_path / "model.gguf"
     link.symlink_to(gguf)
     first = converted_directory(link)

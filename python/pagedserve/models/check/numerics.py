@@ -23,11 +23,11 @@ from pagedserve.cache.layers import LayerShape
 from pagedserve.cache.states import LayerStates
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.models.attention_function import ATTENTION_NAME
+from pagedserve.models.check.paged_logits import flat_logits, paged_logits
 from pagedserve.models.families.towers import attending_part
-from pagedserve.models.files import architecture_of
+from pagedserve.models.load.files import architecture_of
+from pagedserve.models.load.quantized import is_quantized, nudged
 from pagedserve.models.mixers import mixing_modules
-from pagedserve.models.paged_logits import flat_logits, paged_logits
-from pagedserve.models.quantized import is_quantized, nudged
 from pagedserve.parallel.modules import VocabEmbedding
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], float]

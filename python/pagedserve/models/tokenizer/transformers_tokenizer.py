@@ -8,19 +8,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.models.files import find_model_files, quiet_transformers, reason_of
-from pagedserve.models.number_tokenizer import number_tokenizer
-from pagedserve.models.registry import (
+from pagedserve.models.load.files import find_model_files, quiet_transformers, reason_of
+from pagedserve.models.load.sources import (
     find_tokenizer_source,
     has_own_tokenizer,
     has_tokenizer,
 )
-from pagedserve.models.sentencepiece_model import match_sentencepiece
-from pagedserve.models.tokenizer_checks import check_chat_template, check_token_ids
+from pagedserve.models.tokenizer.number_tokenizer import number_tokenizer
+from pagedserve.models.tokenizer.sentencepiece_model import match_sentencepiece
+from pagedserve.models.tokenizer.tokenizer_checks import check_chat_template, check_token_ids
 
 
 def load_transformers_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; see `pagedserve.models.tokenizer.load_tokenizer`."""
+    """Load the tokenizer of a model; see `pagedserve.models.tokenizer.loader.load_tokenizer`."""
     with collector_paused(), quiet_transformers():
         if not has_own_tokenizer(args):
             return _load(args.tokenizer or args.model, find_tokenizer_source(args).directory())

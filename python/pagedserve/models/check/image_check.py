@@ -15,14 +15,14 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import PagedServeError, UnsupportedModelError
 from pagedserve.inputs.prompt_images import PromptImages
+from pagedserve.models.check.numerics import prompt_of, using_attention
+from pagedserve.models.check.paged_logits import paged_logits
+from pagedserve.models.check.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
 from pagedserve.models.families.towers import why_no_images
-from pagedserve.models.files import architecture_of, first_line
 from pagedserve.models.image_features import image_features, image_positions
 from pagedserve.models.image_processor import ImageProcessor, load_image_processor
-from pagedserve.models.numerics import prompt_of, using_attention
-from pagedserve.models.paged_logits import paged_logits
-from pagedserve.models.probe import QUANTIZED_TOLERANCE, Probe, ProbeResult
-from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
+from pagedserve.models.load.files import architecture_of, first_line
+from pagedserve.models.tokenizer.transformers_tokenizer import load_transformers_tokenizer
 
 # Size of the image: so flat that processors which tile images produce few tiles.
 _SIZE: Final = (192, 48)

@@ -10,9 +10,9 @@ import pytest
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.hub import USE_MODELSCOPE, needed_files
+from pagedserve.models.load.hub import USE_MODELSCOPE, needed_files
 from pagedserve.models.loader import load_model
-from pagedserve.models.tokenizer import load_tokenizer
+from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.sampling_params import SamplingParams
 from tests.support.hubs import Repository, hub_of, use_hugging_face
 from tests.support.terminal import WIDTH, stderr_terminal

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from pagedserve.cache.layers import LayerShape
 from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
-from pagedserve.models import probe_cache
+from pagedserve.models.check import probe_cache
+from pagedserve.models.check.probe import ProbeResult
+from pagedserve.models.check.probe_cache import ProbeCacheEntry
 from pagedserve.models.loader import load_model
-from pagedserve.models.probe import ProbeResult
-from pagedserve.models.probe_cache import ProbeCacheEntry
 
 SaveTiny = Callable[..., Path]
 RESULT = ProbeResult(
@@ -49,7 +49,7 @@ def test_a_result_is_of_one_way_to_run_and_of_files_as_they_are(model: Path) -> 
     assert ProbeCacheEntry.of(model, torch.float32).load() is None
 
 
-@pytest.mark.parametrize("own", ["kernels/decode.py", "models/probe.py", "_core"])
+@pytest.mark.parametrize("own", ["kernels/decode.py", "models/check/probe.py", "_core"])
 def test_a_result_depends_on_the_code_that_made_it(model: Path, own: str) -> None:
     assert any(f"/{own}" in line for line in ProbeCacheEntry.of(model).depends_on)
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.transformers_tokenizer import load_transformers_tokenizer
+from pagedserve.models.tokenizer.transformers_tokenizer import load_transformers_tokenizer
 
 sentencepiece: Any = pytest.importorskip("sentencepiece")
 

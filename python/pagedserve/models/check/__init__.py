@@ -1,0 +1,1 @@
+"""The check at load: structure and numerics of a model over paged memory."""

@@ -1,0 +1,1 @@
+"""Loading: a model's files, wherever they are, and what transformers makes of them."""

@@ -1,0 +1,1 @@
+"""Tokenizers: of transformers, or without it from the same files."""
