@@ -8,7 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -115,6 +115,7 @@ def package(name: str) -> Texts:
         yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
 
 
+@cache
 def prose(source: str) -> str:
     """The docstrings, comments and messages of a module, on the lines where they are."""
     lines = [""] * (source.count("\n") + 2)

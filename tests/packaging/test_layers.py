@@ -161,9 +161,16 @@ MANY_FIELDS = {
 }
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Absolute names of all modules that a file imports, wherever in the file."""
-    yield from imports_in(ast.parse(path.read_text()))
+    return tuple(imports_in(parsed(path)))
 
 
 def imports_in(tree: ast.AST) -> Iterator[str]:
@@ -250,7 +257,7 @@ def test_no_part_imports_through_the_face_of_the_package(root: Path) -> None:
     wrong = [
         module
         for module, path in modules_of_package(root)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom) and node.module == "pagedserve"
     ]
     # These use the public names, as users do.
@@ -371,7 +378,7 @@ def definitions(root: Path) -> list[tuple[str, ast.ClassDef | Function, set[int]
     for module, path in modules_of_package(root):
         source = path.read_text()
         lines = code_lines(source)
-        inside = [(module.removeprefix("pagedserve."), ast.parse(source).body)]
+        inside = [(module.removeprefix("pagedserve."), parsed(path).body)]
         for name, body in inside:
             for node in body:
                 if isinstance(node, ast.ClassDef | Function):
