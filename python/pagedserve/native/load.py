@@ -82,6 +82,7 @@ class OpenedModel:
         pooling = find_pooling(content, source.path, args.runner)
         if pooling is not None:
             config = with_head(config, pooling)
+        _check_sizes(config, compute_dtype(args))
         if gguf is None:
             checkpoint = Checkpoint.of_directory(args.model, source.path, config)
         else:
@@ -99,9 +100,7 @@ def open_native(args: EngineArgs) -> OpenedModel:
     """
     source = find_source(args)
     with _named(args.model):
-        opened = OpenedModel.of(args, source)
-        _check_sizes(opened.checkpoint.config, compute_dtype(args))
-    return opened
+        return OpenedModel.of(args, source)
 
 
 def compute_dtype(args: EngineArgs) -> ComputeDtype:
