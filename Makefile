@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help build demo test test-all test-rust test-py test-py-all test-ray test-ray-all \
-	nightly durations references soak hostile grid sweep options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheel check-wheel stubs
+	nightly durations references soak hostile grid sweep options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheels check-wheels stubs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -167,16 +167,32 @@ compile-kernels: ## every kernel compiled for GPUs that need not be here: regist
 tune-gpu: ## remeasure the table of the kernels' configurations on an NVIDIA GPU
 	$(BIN)/python benches/python/tune_kernels.py
 
+# Rust's targets: each needs its standard library (rustup target add, or a Debian's libstd-rust-dev of
+# that architecture beside its rustc, which RUSTC names).
+WHEEL_TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 # zig links against the symbols of an old glibc (2.17), whatever this machine has.
+MATURIN_WHEEL := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
+LIBRARIES = $(shell $(or $(RUSTC),rustc) --print sysroot)/lib/rustlib
+
 $(VENV)/.release: $(READY)
 	$(BIN)/python -m pip install --quiet ziglang auditwheel abi3audit
 	touch $@
 
-wheel: $(VENV)/.release ## manylinux2014 wheel (abi3) and sdist into dist/
+# One for all Pythons with a GIL, one for 3.14 without it, one for all newer ones without it.
+wheels: $(VENV)/.release ## manylinux2014 wheels (x86-64, AArch64) and the sdist into dist/
+	@for target in $(WHEEL_TARGETS); do \
+		test -d $(LIBRARIES)/$$target || { echo "no $$target in $(LIBRARIES): rustup target add $$target"; exit 1; }; \
+	done
 	rm -rf dist
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux2014 --out dist
+	for target in $(WHEEL_TARGETS); do \
+		$(MATURIN_WHEEL) --target $$target && \
+		$(MATURIN_WHEEL) --target $$target --interpreter python3.14t && \
+		$(MATURIN_WHEEL) --target $$target --interpreter python3.15t --features free-threaded || exit 1; \
+	done
 	$(BIN)/maturin sdist --out dist
 
-check-wheel: $(VENV)/.release ## the wheel in dist/ keeps to manylinux2014 and to Python's stable ABI
-	$(BIN)/auditwheel show dist/*.whl | tee /dev/stderr | grep --quiet '"manylinux_2_17_x86_64"'
-	$(BIN)/abi3audit --strict --verbose dist/*.whl
+check-wheels: $(VENV)/.release ## the wheels in dist/ keep to manylinux2014 and to Python's stable ABIs
+	for wheel in dist/*.whl; do \
+		$(BIN)/auditwheel show $$wheel | tee /dev/stderr | grep --quiet '"manylinux_2_17_\(x86_64\|aarch64\)"' || exit 1; \
+	done
+	$(BIN)/abi3audit --strict --verbose dist/*-abi3-*.whl

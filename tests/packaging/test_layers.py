@@ -48,8 +48,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "drafts": {"inputs", "outputs", "sampling_params"},
     "runner": {"attention", "cache", "inputs", "lora", "models", "sampling"},
     "executor": {
-        *("attention", "cache", "config", "inputs", "lora", "models", "parallel", "pooling"),
-        *("runner", "sampling"),
+        *("attention", "cache", "config", "host_ops", "inputs", "lora", "models", "parallel"),
+        *("pooling", "runner", "sampling"),
     },
     # Decoders without torch: a second executor.
     "native": {

@@ -46,5 +46,5 @@ def test_workflow_runs_what_a_clone_runs() -> None:
     commands = re.findall(r"- run: (.+)", workflow)
     assert ".ci/run" in commands
     made = [command.split()[1:] for command in commands if command.startswith("make ")]
-    assert made == [["wheel", "check-wheel"]]
+    assert made == [["wheels", "check-wheels"]]
     assert set(*made) <= targets

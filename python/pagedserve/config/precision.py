@@ -87,8 +87,8 @@ class PrecisionArgs:
     cpu_instructions: str | None = option(
         None,
         checks.optional(checks.text),
-        "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512 or "
-        "avx512_bf16.",
+        "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512, "
+        "avx512_bf16 or neon.",
         concern="precision and kernels",
         unset="the best that this CPU supports",
     )

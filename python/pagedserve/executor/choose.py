@@ -1,5 +1,6 @@
 """Selection of the executor: one process, or several ranks."""
 
+import logging
 import os
 import threading
 
@@ -9,6 +10,9 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import EngineDeadError
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.executor.protocol import Executor
+from pagedserve.host_ops.threads import limit_threads
+
+logger = logging.getLogger(__name__)
 
 # Process that loaded the last model: this one, or one that it was forked from.
 _loaded_in: list[int] = []
@@ -33,6 +37,14 @@ def _check_process() -> None:
     _loaded_in[:] = [os.getpid()]
 
 
+def _limit_torch_threads() -> None:
+    """Let torch use no more threads than the quota of CPU time of this process pays for."""
+    default, limited = torch.get_num_threads(), limit_threads(torch.get_num_threads())
+    if limited < default:
+        logger.info("threads: %d of %d, the CPU quota of the control group", limited, default)
+        torch.set_num_threads(limited)
+
+
 def make_executor(args: EngineArgs) -> Executor:
     """Create the executor for the options, and load its model.
 
@@ -40,6 +52,7 @@ def make_executor(args: EngineArgs) -> Executor:
         EngineDeadError: This process was forked from one that has loaded a model.
     """
     _check_process()
+    _limit_torch_threads()
     if args.tensor_parallel_size == 1:
         return LocalExecutor(args)
     from pagedserve.executor.ranks import RankedExecutor

@@ -14,11 +14,14 @@ pub enum InstructionSet {
     Avx512,
     /// AVX-512 with dot products of bfloat16.
     Avx512BFloat16,
+    /// NEON, of every AArch64 CPU.
+    Neon,
 }
 
 impl InstructionSet {
-    /// All of them, the best last.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16];
+    /// All of them, the best of an architecture last.
+    pub const ALL: [Self; 5] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16, Self::Neon];
 
     /// The best that this CPU has.
     pub fn detect() -> Self {
@@ -48,11 +51,12 @@ impl InstructionSet {
                 Self::Avx512BFloat16 => {
                     has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16")
                 }
+                Self::Neon => false,
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            self == Self::Portable
+            self == Self::Portable || cfg!(target_arch = "aarch64") && self == Self::Neon
         }
     }
 
@@ -65,12 +69,15 @@ impl InstructionSet {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             match self {
-                Self::Portable => kernel.run::<crate::portable::Portable>(),
-                Self::Avx2 => crate::x86::run_avx2(kernel),
-                Self::Avx512 => crate::x86::run_avx512(kernel),
-                Self::Avx512BFloat16 => crate::x86::run_avx512_bf16(kernel),
+                Self::Avx2 => return crate::x86::run_avx2(kernel),
+                Self::Avx512 => return crate::x86::run_avx512(kernel),
+                Self::Avx512BFloat16 => return crate::x86::run_avx512_bf16(kernel),
+                Self::Portable | Self::Neon => {}
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            if self == Self::Neon {
+                return kernel.run::<crate::neon::Neon>();
+            }
             kernel.run::<crate::portable::Portable>();
         }
     }

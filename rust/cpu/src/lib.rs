@@ -35,6 +35,8 @@ mod logprobs;
 pub mod lora;
 mod math;
 pub mod moves;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod number;
 pub mod pack;
 mod pages;

@@ -1,7 +1,7 @@
 //! AVX2 and AVX-512.
 //!
-//! The only use of intrinsics.  Each is sound under the promise of [`Vectors`]: the CPU has the
-//! instruction, the pointer is valid.
+//! Each intrinsic is sound under the promise of [`Vectors`]: the CPU has the instruction, the pointer
+//! is valid.
 #![expect(unsafe_code, reason = "intrinsics")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 

@@ -63,11 +63,12 @@ pub(crate) mod module {
 const DTYPES: [(&str, DType); 3] =
     [("float32", DType::Float32), ("bfloat16", DType::BFloat16), ("float16", DType::Float16)];
 
-const INSTRUCTION_SETS: [(&str, InstructionSet); 4] = [
+const INSTRUCTION_SETS: [(&str, InstructionSet); 5] = [
     ("portable", InstructionSet::Portable),
     ("avx2", InstructionSet::Avx2),
     ("avx512", InstructionSet::Avx512),
     ("avx512_bf16", InstructionSet::Avx512BFloat16),
+    ("neon", InstructionSet::Neon),
 ];
 
 /// Looks a name up in a list.

@@ -1,0 +1,202 @@
+//! NEON, which every AArch64 CPU has.
+//!
+//! Each intrinsic is sound under the promise of [`Vectors`]: the pointer is valid.
+#![expect(unsafe_code, reason = "intrinsics")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+#[allow(clippy::wildcard_imports, reason = "every second word of this file is an intrinsic")]
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use crate::number::{BFloat16, Float16};
+use crate::vectors::Vectors;
+
+/// Four registers for sixteen numbers: a tile of six rows takes 24 of the 32.
+pub(crate) struct Neon;
+
+/// Applies an intrinsic to all four registers.
+macro_rules! quarters {
+    ($function:expr, $($vector:expr),+) => {
+        float32x4x4_t(
+            $function($($vector.0),+),
+            $function($($vector.1),+),
+            $function($($vector.2),+),
+            $function($($vector.3),+),
+        )
+    };
+}
+
+/// Four float16 as float32.  The intrinsic needs a newer compiler than the workspace does.
+#[inline(always)]
+unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
+    let numbers: float32x4_t;
+    // SAFETY: an instruction of every AArch64 CPU, on registers alone.
+    unsafe {
+        asm!(
+            "fcvtl {numbers:v}.4s, {halves:v}.4h",
+            numbers = lateout(vreg) numbers,
+            halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    numbers
+}
+
+/// Four float32 as the nearest float16, ties to even.
+#[inline(always)]
+unsafe fn narrow_f16(numbers: float32x4_t) -> uint16x4_t {
+    let halves: uint16x4_t;
+    // SAFETY: an instruction of every AArch64 CPU, on registers alone.
+    unsafe {
+        asm!(
+            "fcvtn {halves:v}.4h, {numbers:v}.4s",
+            halves = lateout(vreg) halves,
+            numbers = in(vreg) numbers,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    halves
+}
+
+// SAFETY of all blocks below: the promise of `Vectors`.
+impl Vectors for Neon {
+    type V = float32x4x4_t;
+    const MAX_ROWS: usize = 6;
+    const MAX_VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> Self::V {
+        let quarter = unsafe { vdupq_n_f32(number) };
+        float32x4x4_t(quarter, quarter, quarter, quarter)
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::V {
+        unsafe { vld1q_f32_x4(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(numbers: Self::V, to: *mut f32) {
+        unsafe { vst1q_f32_x4(to, numbers) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { quarters!(vaddq_f32, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { quarters!(vmulq_f32, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { quarters!(vdivq_f32, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        unsafe { quarters!(vfmaq_f32, c, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
+        // The instruction for the minimum gives NaN where `a` is.
+        let min = |a, b| unsafe { vbslq_f32(vcltq_f32(a, b), a, b) };
+        quarters!(min, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        let max = |a, b| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) };
+        quarters!(max, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn round(a: Self::V) -> Self::V {
+        unsafe { quarters!(vrndnq_f32, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn power_of_two(whole: Self::V) -> Self::V {
+        let power = |whole| unsafe {
+            let biased = vaddq_s32(vcvtq_s32_f32(whole), vdupq_n_s32(127));
+            vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
+        };
+        quarters!(power, whole)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bfloat16(from: *const BFloat16) -> Self::V {
+        let widen = |halves| unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(halves)) };
+        let halves = unsafe { vld1_u16_x4(from.cast()) };
+        quarters!(widen, halves)
+    }
+
+    #[inline(always)]
+    unsafe fn load_float16(from: *const Float16) -> Self::V {
+        unsafe {
+            let halves = vld1_u16_x4(from.cast());
+            quarters!(widen_f16, halves)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_int8(from: *const i8) -> Self::V {
+        unsafe {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            float32x4x4_t(
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn first_of_pairs(pairs: Self::V) -> Self::V {
+        let first = |pairs| unsafe {
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)))
+        };
+        quarters!(first, pairs)
+    }
+
+    #[inline(always)]
+    unsafe fn second_of_pairs(pairs: Self::V) -> Self::V {
+        let second = |pairs| unsafe {
+            let upper = vdupq_n_u32(0xffff_0000);
+            vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), upper))
+        };
+        quarters!(second, pairs)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
+        unsafe {
+            let pair = widen_f16(vreinterpret_u16_u32(vdup_n_u32(pair.read_unaligned())));
+            let dot = |sum, pairs| {
+                let pairs = vreinterpretq_u32_f32(pairs);
+                let first = widen_f16(vmovn_u32(pairs));
+                let second = widen_f16(vshrn_n_u32::<16>(pairs));
+                vfmaq_laneq_f32::<1>(vfmaq_laneq_f32::<0>(sum, first, pair), second, pair)
+            };
+            quarters!(dot, sum, pairs)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs_f16(numbers: Self::V, to: *mut u32) {
+        unsafe {
+            let halves = uint16x4x4_t(
+                narrow_f16(numbers.0),
+                narrow_f16(numbers.1),
+                narrow_f16(numbers.2),
+                narrow_f16(numbers.3),
+            );
+            vst1_u16_x4(to.cast(), halves);
+        }
+    }
+}
