@@ -178,7 +178,7 @@ $(VENV)/.release: $(READY)
 	$(BIN)/python -m pip install --quiet ziglang auditwheel abi3audit
 	touch $@
 
-# One for all Pythons with a GIL, one for 3.14 without it, one for all newer ones without it.
+# One for Pythons with a GIL, one for 3.14 without it, one for newer ones with and without it.
 wheels: $(VENV)/.release ## manylinux2014 wheels (x86-64, AArch64) and the sdist into dist/
 	@for target in $(WHEEL_TARGETS); do \
 		test -d $(LIBRARIES)/$$target || { echo "no $$target in $(LIBRARIES): rustup target add $$target"; exit 1; }; \

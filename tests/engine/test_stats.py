@@ -7,6 +7,7 @@ import pytest
 
 from pagedserve import SamplingParams
 from pagedserve.engine.stats import EngineSnapshot, StatsLine
+from pagedserve.host_ops.threads import ThreadWaits
 from pagedserve.inputs import TokensPrompt
 
 
@@ -78,6 +79,7 @@ def test_several_engines_are_counted_as_one(formula: Any) -> None:
     assert both.stats.step_tokens.total == 5 * 4
     assert sum(both.stats.step_tokens.counts) == 2
     assert both.replicas == {"a": first, "b": second}
+    assert both.threads == ThreadWaits.total([first.threads, second.threads])
     left = EngineSnapshot.total({"b": second}, [first])
     assert (left.num_running, left.gpu_cache_usage) == (3, second.gpu_cache_usage)
     assert left.stats == both.stats

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagedserve.host_ops import threads
-from pagedserve.host_ops.threads import cpu_quota, limit_threads, num_compute_threads
+from pagedserve.host_ops.threads import ThreadWaits, cpu_quota, limit_threads, num_compute_threads
 
 
 class Groups:
@@ -163,3 +163,11 @@ def test_quota_of_a_real_group() -> None:
         assert done.stdout.split() == ["1.0", "1"]
     finally:
         group.rmdir()
+
+
+def test_waits_add_up() -> None:
+    assert ThreadWaits.total([]) == ThreadWaits()
+    both = ThreadWaits.total([ThreadWaits(1, 2, 0.5), ThreadWaits(10, 20, 1.0)])
+    assert both == ThreadWaits(11, 22, 1.5)
+    first, second = ThreadWaits.now(), ThreadWaits.now()
+    assert all(later >= before for before, later in zip(first, second, strict=True))

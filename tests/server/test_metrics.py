@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagedserve.host_ops.threads import ThreadWaits
 from tests.server.conftest import Serve, Served
 from tests.support.formula import FormulaModel
 
@@ -131,6 +132,16 @@ def test_a_step_has_a_part_outside_the_executor(served: Served) -> None:
     assert whole == pytest.approx(
         scrape.value("pagedserve:host_step_seconds_sum") + served.engine.stats.executor_seconds
     )
+
+
+def test_waits_of_the_compute_threads_are_those_of_the_process(served: Served) -> None:
+    served.complete(prompt=PROMPT, max_tokens=5)
+    before = ThreadWaits.now()
+    scrape = Scrape(served)
+    names = ("thread_calls_total", "thread_absences_total", "thread_wait_seconds_total")
+    found = [scrape.value(f"pagedserve:{name}") for name in names]
+    for least, value, most in zip(before, found, ThreadWaits.now(), strict=True):
+        assert least <= value <= most
 
 
 def test_throughput_is_that_since_the_last_scrape(served: Served) -> None:

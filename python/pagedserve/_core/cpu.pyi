@@ -20,6 +20,7 @@ __all__ = [
     "pack_layers",
     "paged_attention",
     "rms_norm",
+    "thread_waits",
     "top_k",
     "use_instructions",
     "wait_for_bump",
@@ -521,6 +522,14 @@ def instruction_sets() -> list[_InstructionSet]:
 
 def instructions_in_use() -> _InstructionSet:
     """Return the instruction set that this process uses."""
+
+def thread_waits() -> tuple[int, int, float]:
+    """Return what the compute threads of this process have lost to waiting.
+
+    Returns:
+        Calls of more than one thread; threads that took no part in a call, as they slept or had no
+        core until it was over; seconds in which callers waited for threads that still computed.
+    """
 
 def use_instructions(name: str | None) -> None:
     """Select the instruction set of this process; None selects the fastest of this CPU.

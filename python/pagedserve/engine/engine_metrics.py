@@ -52,6 +52,7 @@ class EngineMetrics:
         """Metrics of an engine."""
         yield from self._gauges(engine)
         yield from self._counters(engine)
+        yield from self._threads(engine)
         yield from self._histograms(engine)
         if engine.replicas:
             yield from self._by_replica(engine.replicas)
@@ -148,6 +149,24 @@ class EngineMetrics:
                 for place, number in enumerate(stats.num_accepted_by_place)
             ),
         )
+
+    def _threads(self, engine: EngineSnapshot) -> Iterator[Family]:
+        counters: dict[str, tuple[str, float]] = {
+            "pagedserve:thread_calls": (
+                "Calls of the kernels on several compute threads.",
+                engine.threads.num_calls,
+            ),
+            "pagedserve:thread_absences": (
+                "Compute threads that took no part in a call of the kernels.",
+                engine.threads.num_absent,
+            ),
+            "pagedserve:thread_wait_seconds": (
+                "Seconds in which calls of the kernels waited for compute threads.",
+                engine.threads.seconds,
+            ),
+        }
+        for name, (text, value) in counters.items():
+            yield counter(name, text, (self._labels, value))
 
     def _histograms(self, engine: EngineSnapshot) -> Iterator[Family]:
         stats = engine.stats

@@ -29,6 +29,7 @@ from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import EngineDeadError, InvariantError
 from pagedserve.executor.protocol import Executor, ModelInfo
+from pagedserve.host_ops.threads import ThreadWaits
 from pagedserve.inputs import Prompt
 from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
@@ -185,6 +186,7 @@ class LLMEngine(ModelOwner):
             lora_usage=self.adapters.usage(self._requests),
             has_drafts=self.input_processor.args.num_drafts > 0,
             stats=self.stats,
+            threads=ThreadWaits.now(),
         )
 
     def do_log_stats(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from pagedserve._core import CacheConfig, Scheduler, SchedulerOutputs
 from pagedserve.config import EngineArgs
 from pagedserve.executor.memory import MemoryPlan
+from pagedserve.host_ops.threads import ThreadWaits
 
 if TYPE_CHECKING:  # `hit_rate` is also for programs without numpy
     from pagedserve.executor.protocol import ModelInfo
@@ -190,6 +191,7 @@ class EngineSnapshot:
         lora_usage: Adapters in use; None if the engine does not accept adapters.
         has_drafts: Whether speculative decoding is enabled.
         stats: Further counters of the engine, which keep changing.
+        threads: What the compute threads of the process have lost to waiting.
         replicas: Snapshots of the replicas by name, if it is their sum; empty for one engine.
     """
 
@@ -207,6 +209,7 @@ class EngineSnapshot:
     lora_usage: LoraUsage | None
     has_drafts: bool
     stats: EngineStats
+    threads: ThreadWaits = field(default_factory=ThreadWaits)
     replicas: Mapping[str, "EngineSnapshot"] = field(default_factory=dict)
 
     @classmethod
@@ -253,6 +256,7 @@ class EngineSnapshot:
             ),
             lora_usage=LoraUsage.total([usage for usage in usages if usage is not None]),
             stats=EngineStats.total([snapshot.stats for snapshot in (*snapshots, *gone)]),
+            threads=ThreadWaits.total(snapshot.threads for snapshot in (*snapshots, *gone)),
             replicas=replicas,
         )
 

@@ -1,11 +1,13 @@
-"""Number of compute threads."""
+"""Compute threads: their number, and what they lose to waiting."""
 
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
+
+from pagedserve._core import cpu
 
 # Where Linux shows control groups, and those of this process.
 _GROUPS: Final = Path("/sys/fs/cgroup")
@@ -56,6 +58,31 @@ def cpu_quota(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float |
         return None
     quotas = (_quota(folder) for line in lines for folder in _folders(groups, line))
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+class ThreadWaits(NamedTuple):
+    """What the compute threads of a process have lost to waiting.
+
+    Attributes:
+        num_calls: Calls of more than one thread.
+        num_absent: Threads that took no part in a call: they slept, or had no core, until the
+            others were done.
+        seconds: Seconds in which callers waited for threads that still computed.
+    """
+
+    num_calls: int = 0
+    num_absent: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def now(cls) -> Self:
+        """Those of this process so far."""
+        return cls(*cpu.thread_waits())
+
+    @classmethod
+    def total(cls, waits: Iterable[Self]) -> Self:
+        """Sum over processes."""
+        return cls(*map(sum, zip(cls(), *waits, strict=True)))
 
 
 def _requested_threads() -> int:

@@ -57,7 +57,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool
     given_as: str = field(compare=False)
     # The schema, the grammar, or the regular expression, which also represents choices.  Made once:
-    # an event loop asks for it several times.
+    # an event loop needs it several times.
     definition: str = field(init=False, repr=False, compare=False)
 
     def __init__(  # noqa: PLR0917  # in vLLM's order

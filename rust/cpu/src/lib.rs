@@ -61,5 +61,5 @@ pub use number::DType;
 pub use pages::advise_huge_pages;
 pub use team::{Execution, Sequential, Team};
 #[cfg(target_os = "linux")]
-pub use threads::Threads;
+pub use threads::{Threads, Waits};
 pub use top_k::top_k;

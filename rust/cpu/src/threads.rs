@@ -17,7 +17,7 @@
 //!
 //! A call whose threads still spin costs about 1 us, one whose threads sleep some 5 us for the
 //! caller and one wake-up of a core, during which the caller computes.  An idle thread takes `SPIN`
-//! of processor time after each call.
+//! of processor time after each call.  [`Threads::waits`] counts what was lost to waiting.
 #![expect(
     unsafe_code,
     reason = "a closure is lent to other threads, which sleep on a word of memory"
@@ -29,7 +29,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,28 @@ type Panic = Box<dyn Any + Send>;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
+/// Calls of this process's threads, and what they lost to waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Calls of more than one thread.
+    pub num_calls: u64,
+    /// Seats of these calls that no thread took: it slept, or had no core, until the work was done.
+    pub num_absent: u64,
+    /// Time in which callers, their own work done, waited for threads that still computed.
+    pub waited: Duration,
+}
+
+impl Threads {
+    /// Waits of all calls so far.
+    pub fn waits(self) -> Waits {
+        Waits {
+            num_calls: BOARD.num_calls.load(Ordering::Relaxed),
+            num_absent: BOARD.num_absent.load(Ordering::Relaxed),
+            waited: Duration::from_nanos(BOARD.waited_ns.load(Ordering::Relaxed)),
+        }
+    }
+}
+
 static BOARD: Board = Board {
     caller: Mutex::new(Started { process: 0, threads: 0, core: -1, placed: None }),
     names: Mutex::new(Vec::new()),
@@ -66,16 +88,22 @@ static BOARD: Board = Board {
     ended: AtomicU32::new(0),
     caller_sleeps: AtomicBool::new(false),
     panic: Mutex::new(None),
+    num_calls: AtomicU64::new(0),
+    num_absent: AtomicU64::new(0),
+    waited_ns: AtomicU64::new(0),
 };
 
 impl Team for Threads {
     fn run(&self, num_threads: usize, work: &(dyn Fn() + Sync)) {
+        let seats = u32::try_from(num_threads.saturating_sub(1)).unwrap_or(SEATS).min(SEATS);
         let mut started = match BOARD.caller.try_lock() {
             Ok(started) => started,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return work(),
+            Err(TryLockError::WouldBlock) => {
+                BOARD.count(seats);
+                return work();
+            }
         };
-        let seats = u32::try_from(num_threads.saturating_sub(1)).unwrap_or(SEATS).min(SEATS);
         let seats = seats.min(started.at_least(seats));
         if seats == 0 {
             return work();
@@ -171,6 +199,10 @@ struct Board {
     caller_sleeps: AtomicBool,
     /// Of a thread in this turn; raised again in the caller.
     panic: Mutex<Option<Panic>>,
+    /// The numbers of [`Waits`].
+    num_calls: AtomicU64,
+    num_absent: AtomicU64,
+    waited_ns: AtomicU64,
 }
 
 /// The closure of a turn.
@@ -196,6 +228,7 @@ impl Board {
         }
         let result = catch_unwind(AssertUnwindSafe(work));
         let open = self.gate.fetch_and(!SEATS, Ordering::SeqCst) & SEATS;
+        self.count(open);
         self.wait_for_ends(seats - open);
         let raised = self.panic.lock().ok().and_then(|mut panic| panic.take());
         if let Some(panic) = result.err().or(raised) {
@@ -203,10 +236,26 @@ impl Board {
         }
     }
 
+    /// Counts a call, and its seats that no thread took.
+    fn count(&self, absent: u32) {
+        self.num_calls.fetch_add(1, Ordering::Relaxed);
+        self.num_absent.fetch_add(absent.into(), Ordering::Relaxed);
+    }
+
     /// Returns once so many threads have ended.
     fn wait_for_ends(&self, taken: u32) {
-        let is_over = || self.ended.load(Ordering::SeqCst) == taken;
-        if spin_until(SPIN, is_over) {
+        if self.ended.load(Ordering::SeqCst) == taken {
+            return;
+        }
+        let begun = Instant::now();
+        self.sleep_until_ended(taken);
+        let waited = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_ns.fetch_add(waited, Ordering::Relaxed);
+    }
+
+    /// Spins, then sleeps, until so many threads have ended.
+    fn sleep_until_ended(&self, taken: u32) {
+        if spin_until(SPIN, || self.ended.load(Ordering::SeqCst) == taken) {
             return;
         }
         self.caller_sleeps.store(true, Ordering::SeqCst);

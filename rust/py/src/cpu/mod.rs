@@ -57,7 +57,9 @@ pub(crate) mod module {
     #[pymodule_export]
     use super::sampling::{draw, logprobs, top_k};
     #[pymodule_export]
-    use super::{advise_huge_pages, instruction_sets, instructions_in_use, use_instructions};
+    use super::{
+        advise_huge_pages, instruction_sets, instructions_in_use, thread_waits, use_instructions,
+    };
 }
 
 const DTYPES: [(&str, DType); 3] =
@@ -140,6 +142,22 @@ pub(crate) fn use_instructions(name: Option<&str>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn advise_huge_pages(address: usize, num_bytes: usize) {
     pagedserve_cpu::advise_huge_pages(std::ptr::with_exposed_provenance_mut(address), num_bytes);
+}
+
+/// Return what the compute threads of this process have lost to waiting.
+///
+/// Returns:
+///     Calls of more than one thread; threads that took no part in a call, as they slept or had no
+///     core until it was over; seconds in which callers waited for threads that still computed.
+#[pyfunction]
+pub(crate) fn thread_waits() -> (u64, u64, f64) {
+    #[cfg(target_os = "linux")]
+    {
+        let waits = Threads.waits();
+        (waits.num_calls, waits.num_absent, waits.waited.as_secs_f64())
+    }
+    #[cfg(not(target_os = "linux"))]
+    (0, 0, 0.0)
 }
 
 /// Runs `work` with these threads and instructions (None: those that the process uses).

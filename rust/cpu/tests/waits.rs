@@ -1,0 +1,46 @@
+//! What calls lose to waiting is counted; a process of its own, in which nothing else calls.
+#![cfg(target_os = "linux")]
+#![allow(clippy::disallowed_methods, reason = "a wait takes time")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{current, sleep, yield_now};
+use std::time::Duration;
+
+use pagedserve_cpu::{Team, Threads, Waits};
+
+const LATE: Duration = Duration::from_millis(30);
+
+#[test]
+fn waits_and_absent_threads_are_counted() {
+    assert_eq!(Threads.waits(), Waits::default());
+
+    // Both threads come; the caller is done long before the other one.
+    let caller = current().id();
+    let num_begun = AtomicUsize::new(0);
+    Threads.run(2, &|| {
+        num_begun.fetch_add(1, Ordering::SeqCst);
+        while num_begun.load(Ordering::SeqCst) < 2 {
+            yield_now();
+        }
+        if current().id() != caller {
+            sleep(LATE);
+        }
+    });
+    let late = Threads.waits();
+    assert_eq!((late.num_calls, late.num_absent), (1, 0));
+    assert!(late.waited >= LATE / 2, "{late:?}");
+
+    // A call within a call has no thread but its caller's.
+    Threads.run(2, &|| {
+        if current().id() == caller {
+            Threads.run(3, &|| ());
+        }
+    });
+    let nested = Threads.waits();
+    assert_eq!(nested.num_calls, 3);
+    assert!((2..=3).contains(&nested.num_absent), "{nested:?}");
+
+    // A call of one thread waits for nobody.
+    Threads.run(1, &|| ());
+    assert_eq!(Threads.waits().num_calls, 3);
+}
