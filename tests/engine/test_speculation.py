@@ -37,14 +37,12 @@ def answers_of(model: Model) -> dict[tuple[int, ...], list[list[int]]]:
     return answers
 
 
-# Every day: every proposer with swapping, and drafts that are partly right with the memories that
-# combine the others.
-COMBINED = {("recompute", "right up to two"), ("all at once", "right up to two")}
+# Every day: every proposer with swapping, and every memory with drafts that are partly right.
 EVERY_WAY = [
     pytest.param(
         memory,
         guesser,
-        marks=() if memory == "swap" or (memory, guesser) in COMBINED else pytest.mark.slow,
+        marks=() if memory == "swap" or guesser == "right up to two" else pytest.mark.slow,
     )
     for memory in MEMORIES
     for guesser in (*GUESSERS, "lookup", "suffix")

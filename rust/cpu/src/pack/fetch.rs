@@ -48,13 +48,16 @@ impl<'a> Fetched<'a> {
         in_features: usize,
         memory: &'a mut Vec<u8>,
     ) -> io::Result<Self> {
-        let mut ranges = vec![usize::MAX..0; parts.len()];
+        // Of each part the first row and the end; empty for a part without features here.
+        let mut ranges = vec![(usize::MAX, 0); parts.len()];
         for (part, row) in features {
-            let (place, range) = (parts[part].place(row), &mut ranges[part]);
-            *range = range.start.min(place)..range.end.max(place + 1);
+            let (place, (first, end)) = (parts[part].place(row), &mut ranges[part]);
+            (*first, *end) = ((*first).min(place), (*end).max(place + 1));
         }
+        let num_rows = |(first, end): (usize, usize)| end.saturating_sub(first);
         let row_bytes = |part: &Rows<'_>| part.storage.row_bytes(in_features);
-        let lens = parts.iter().zip(&ranges).map(|(part, range)| range.len() * row_bytes(part));
+        let lens =
+            parts.iter().zip(&ranges).map(|(part, range)| num_rows(*range) * row_bytes(part));
         let num_bytes = lens.sum();
         if memory.len() < num_bytes {
             memory.resize(num_bytes, 0);
@@ -62,10 +65,10 @@ impl<'a> Fetched<'a> {
         let (mut starts, mut end) = (Vec::with_capacity(parts.len()), 0);
         for (part, range) in parts.iter().zip(ranges) {
             let (start, row_bytes) = (end, row_bytes(part));
-            end += range.len() * row_bytes;
-            starts.push((range.start, start));
-            if !range.is_empty() {
-                let offset = part.offset + (range.start * row_bytes) as u64;
+            end += num_rows(range) * row_bytes;
+            starts.push((range.0, start));
+            if end > start {
+                let offset = part.offset + (range.0 * row_bytes) as u64;
                 part.file.read_exact_at(&mut memory[start..end], offset)?;
             }
         }

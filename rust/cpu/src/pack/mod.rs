@@ -215,20 +215,20 @@ unsafe impl Sync for Packing<'_> {}
 /// One panel of a layer, whose rows were read.
 struct Panel<'a> {
     packing: &'a Packing<'a>,
-    panel: usize,
+    index: usize,
     fetched: &'a Fetched<'a>,
 }
 
 impl Kernel for Panel<'_> {
     #[inline(always)]
     unsafe fn run<I: Vectors>(self) {
-        let Self { packing, panel, fetched } = self;
+        let Self { packing, index, fetched } = self;
         // SAFETY: the caller's promise.
         unsafe {
             match packing.dtype {
-                DType::Float32 => packing.write::<f32>(panel, fetched),
-                DType::BFloat16 => packing.write::<BFloat16>(panel, fetched),
-                DType::Float16 => packing.write::<Float16>(panel, fetched),
+                DType::Float32 => packing.write::<f32>(index, fetched),
+                DType::BFloat16 => packing.write::<BFloat16>(index, fetched),
+                DType::Float16 => packing.write::<Float16>(index, fetched),
             }
         }
     }
@@ -261,7 +261,7 @@ impl<'a> Packing<'a> {
         let fetched = Fetched::read(&self.parts, features, self.in_features, &mut memory);
         if let Ok(fetched) = &fetched {
             // SAFETY: the panels have room for this one, which no other thread has.
-            unsafe { execution.instructions.run(Panel { packing: self, panel, fetched }) };
+            unsafe { execution.instructions.run(Panel { packing: self, index: panel, fetched }) };
         }
         let done = fetched.map(|_| ());
         BYTES.set(memory);
