@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -93,7 +94,8 @@ def test_version_1_beside_version_2(groups: Groups) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine of four CPUs without variables."""
+    """A machine of four CPUs without variables, and a process without torch."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5})
     return monkeypatch
@@ -114,6 +116,14 @@ def test_a_number_that_is_set_is_used(machine: pytest.MonkeyPatch, text: str, nu
     machine.setattr(threads, "cpu_quota", lambda: 1.0)
     machine.setenv("OMP_NUM_THREADS", text)
     assert num_compute_threads() == number
+
+
+def test_torch_says_how_many_where_it_is_imported(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(threads, "cpu_quota", lambda: None)
+    machine.setattr(sys.modules["torch"], "get_num_threads", lambda: 3, raising=False)
+    assert num_compute_threads() == 3
+    machine.setattr(threads, "cpu_quota", lambda: 1.5)
+    assert num_compute_threads() == 2
 
 
 def test_torch_threads_are_limited_by_the_quota_alone(machine: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArr
 # Panels, written: uint32 units, or int8 with scales; parts, each as file descriptor, offset of the
 # first row, rows, storage, size of interleaved heads or 0; K; whether the first part is the gate of
 # the second; scales of int8 panels [N], written.
-PackedLayer: TypeAlias = tuple[
+_PackedLayer: TypeAlias = tuple[
     NDArray[np.uint32 | np.int8],
     Sequence[tuple[int, int, int, str, int]],
     int,
@@ -268,7 +268,7 @@ def copy_blocks(
     """
 
 def pack_layers(
-    layers: Sequence[PackedLayer],
+    layers: Sequence[_PackedLayer],
     *,
     dtype: _DType,
     num_threads: int = 1,

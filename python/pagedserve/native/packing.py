@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from pagedserve.models.families.record import Gate
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.stored import StoredTensor
-
-if TYPE_CHECKING:
-    from pagedserve._core.cpu import PackedLayer
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 
@@ -122,7 +119,7 @@ class Packer:
                 self.checkpoint.check_finite(part.name, number)
         return sum(linear.num_bytes for linear in self._planned)
 
-    def _arguments(self, linear: Linear) -> "PackedLayer":
+    def _arguments(self, linear: Linear) -> tuple[Any, ...]:
         """Arguments of a layer for `pack_layers`."""
         rows = [
             (
