@@ -14,7 +14,7 @@ pub enum InstructionSet {
     Avx512,
     /// AVX-512 with dot products of bfloat16.
     Avx512BFloat16,
-    /// NEON, of every AArch64 CPU.
+    /// NEON, of every `AArch64` CPU.
     Neon,
 }
 

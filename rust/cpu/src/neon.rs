@@ -1,4 +1,4 @@
-//! NEON, which every AArch64 CPU has.
+//! NEON, which every `AArch64` CPU has.
 //!
 //! Each intrinsic is sound under the promise of [`Vectors`]: the pointer is valid.
 #![expect(unsafe_code, reason = "intrinsics")]
