@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class Engine:
-    """An engine in a process of its own, which runs the load when it is told to."""
+    """An engine in a separate process, which runs the load on request."""
 
     def __init__(self, *, num_threads: int | None = None, group: Path | None = None) -> None:
         environment = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -14,12 +14,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
-from pagedserve.native.choice import (
-    OTHER_BACKEND,
-    BackendChoice,
-    check_backend,
-    choose_backend,
-)
+from pagedserve.native.choice import OTHER_BACKEND, BackendChoice, check_backend, choose_backend
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,8 +35,9 @@ def load(
         ModelLoadError: The model or its tokenizer cannot be loaded.
     """
     if executor is not None:
-        given = choose_backend(args)
-        return _load_tokenizer(args, given) if tokenizer is None else tokenizer, executor
+        if tokenizer is None:
+            tokenizer = _load_tokenizer(args, choose_backend(args))
+        return tokenizer, executor
     check_backend(args)
     backend, opened = _open(args)
     logger.info("backend: %s, %s", backend.name, backend.reason)
@@ -72,11 +68,10 @@ def _load_tokenizer(
     args: EngineArgs, backend: BackendChoice, header: "GgufHeader | None" = None
 ) -> Tokenizer:
     """Load the model's tokenizer; where torch may run the model too, transformers loads it."""
-    is_native = backend.name == "native" and not backend.may_change
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.models.tokenizer.loader import load_tokenizer
 
-        uses_transformers = False if is_native else None
+        uses_transformers = None if backend.may_be_torch else False
         return load_tokenizer(args, uses_transformers=uses_transformers, header=header)
 
 

@@ -36,9 +36,14 @@ class BackendChoice(NamedTuple):
     may_change: bool = False
 
     @property
+    def may_be_torch(self) -> bool:
+        """Whether it is torch, for some models at least."""
+        return self.name == "torch" or self.may_change
+
+    @property
     def extra(self) -> str:
         """Extra of the package whose requirements it needs."""
-        return "cpu" if self.name == "native" and not self.may_change else "engine"
+        return "engine" if self.may_be_torch else "cpu"
 
 
 def choose_backend(args: EngineArgs) -> BackendChoice:

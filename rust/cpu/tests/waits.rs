@@ -40,7 +40,7 @@ fn waits_and_absent_threads_are_counted() {
     assert_eq!(nested.num_calls, 3);
     assert!((2..=3).contains(&nested.num_absent), "{nested:?}");
 
-    // A call of one thread waits for nobody.
+    // A call of one thread does not wait.
     Threads.run(1, &|| ());
     assert_eq!(Threads.waits().num_calls, 3);
 }
