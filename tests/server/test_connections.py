@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -210,3 +212,21 @@ def test_half_sent_requests_do_not_lengthen_the_end(tmp_path: Path) -> None:
             connection = socket.create_connection(("127.0.0.1", port))
             push(stack.enter_context(connection), sent)
         assert process.end(signal.SIGTERM) == 0  # long before the time that requests have
+
+
+def test_a_client_that_leaves_with_requests_behind_one_another_is_no_error(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": 200, "ignore_eos": True}
+    content = json.dumps(body).encode()
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    with serve() as served:
+        slowly(served)
+        with connected(served) as connection:
+            push(connection, request + request)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        served.wait_until(lambda: not served.engine.has_unfinished_requests())
+        assert served.http.get("/health").status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

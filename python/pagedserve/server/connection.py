@@ -12,11 +12,14 @@ one per request that does not arrive in one read.
 
 import asyncio
 import resource
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagedserve.server.errors import ServerError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 # Maximum bytes of the request line with all header lines, and maximum number of lines.
 MAX_HEADER_BYTES: Final = 64 << 10
@@ -77,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_chunks = 0
         self._num_body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # pipelined ones wait for its end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of the first header, or refuse one connection too many."""
@@ -89,9 +93,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timer."""
+        """Cancel the timer, and the running request; uvicorn cancels the last that arrived."""
         super().connection_lost(exc)
         self._stop_deadline()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, unless the request is refused."""
@@ -166,6 +173,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_header, self._in_body = True, False
         self._stop_deadline()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     @property
     def is_receiving(self) -> bool:
