@@ -49,6 +49,7 @@ from pagedserve.server.context import Context
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
+from pagedserve.server.run import SWITCH_SECONDS
 from pagedserve.tokenizer import Tokenizer
 
 MODEL = ModelInfo(
@@ -236,7 +237,7 @@ def serve(options: argparse.Namespace) -> None:
     app = Bare(client, options.tokens) if options.bare else build_app(context)
     for _ in range(options.layers):
         app = Layer(app)
-    sys.setswitchinterval(0.0005)  # as pagedserve.server.run
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
     uvicorn.run(app, fd=options.fd, log_level="warning", access_log=False, lifespan="off")

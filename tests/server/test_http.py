@@ -175,6 +175,35 @@ def test_the_parameters_of_a_large_body_are_made_outside_the_event_loop(
     assert threads[1] == "pagedserve-server-large"
 
 
+@pytest.mark.parametrize(
+    ("writer", "body"),
+    [
+        ("prompt_logprobs", {"prompt_logprobs": 20}),
+        ("completion_logprobs", {"echo": True, "logprobs": 20}),
+        ("completion_logprobs", {"echo": True, "logprobs": 20, "stream": True}),
+    ],
+)
+def test_many_log_probabilities_are_written_outside_the_event_loop(
+    shared: Served, monkeypatch: pytest.MonkeyPatch, writer: str, body: dict[str, Any]
+) -> None:
+    threads = []
+    write: Any = resolve_name(f"pagedserve.server.completions.{writer}")
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return write(*given)
+
+    monkeypatch.setattr(f"pagedserve.server.completions.{writer}", noted)
+    for num_tokens in (5, 60):
+        prompt = {"prompt": list(range(1, num_tokens + 1)), "max_tokens": 2}
+        begun = len(threads)
+        assert shared.complete(**prompt, **body).status_code == 200
+        is_aside = ["pagedserve-server" in name for name in threads[begun:]]
+        assert is_aside[0] == (num_tokens > 5)
+    if body.get("stream"):  # the deltas behind the prompt's are small
+        assert not is_aside[-1]
+
+
 def test_a_missing_package_is_named(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     body = {"prompt": PROMPT, "structured_outputs": {"regex": "a missing package"}}

@@ -31,6 +31,10 @@ from pagedserve.server.protocol import Body, EngineBody
 
 # Status codes from this one on are errors of the server.
 _SERVER_FAILED: Final = 500
+# Approximate bytes of a log-probability in a response.
+_LOGPROB_BYTES: Final = 64
+# Log-probabilities of a token where all of the vocabulary are requested: at least this many.
+_WHOLE_VOCABULARY: Final = 1 << 10
 # Seconds within which an engine adds the requests that were sent to it.
 _SOON: Final = 0.05
 
@@ -320,18 +324,28 @@ class GenerationJob(TokenJob):
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
         """The single chunk of a whole response."""
+        async with aclosing(self.outputs()) as outputs:
+            answers = [answer async for answer in outputs]
+        num_bytes = self.num_equal * sum(
+            self._num_bytes(output, completion, is_first=True)
+            for _, output in answers
+            for completion in output.outputs
+        )
+        yield await self.context.for_body(partial(self._text, answers), num_bytes=num_bytes)
+
+    def _text(self, answers: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """Whole response of some outputs, each with the index of its prompt."""
         choices: list[dict[str, Any]] = []
         more: dict[str, Any] = {}
-        async with aclosing(self.outputs()) as outputs:
-            async for place, output in outputs:
-                more |= self.choices.of_answer(output)
-                for completion in output.outputs:
-                    choices += [
-                        self.choices.whole(index, output, completion)
-                        for index in self._indices(place, completion.index)
-                    ]
+        for place, output in answers:
+            more |= self.choices.of_answer(output)
+            for completion in output.outputs:
+                choices += [
+                    self.choices.whole(index, output, completion)
+                    for index in self._indices(place, completion.index)
+                ]
         choices.sort(key=lambda choice: int(choice["index"]))
-        yield json.dumps(
+        return json.dumps(
             {
                 "id": self.answer_id,
                 "object": self.choices.kind,
@@ -365,13 +379,18 @@ class GenerationJob(TokenJob):
                 events = ""
                 for completion in pace.due(place, output.outputs):
                     for index in self._indices(place, completion.index):
-                        if index not in opened:
+                        is_first = index not in opened
+                        if is_first:
                             opened.add(index)
                             opening = self.choices.opening(index)
                             if opening is not None:
                                 more = self.choices.of_answer(output)
                                 events += head + opening + _tail(more | usage)
-                        delta = self._delta(index, output, completion)
+                        delta = self.choices.plain_delta(index, completion)
+                        if delta is None:
+                            make = partial(self._delta, index, output, completion)
+                            num_bytes = self._num_bytes(output, completion, is_first=is_first)
+                            delta = await self.context.for_body(make, num_bytes=num_bytes)
                         events += "" if delta is None else head + delta + tail
                 if events:
                     yield events.encode()
@@ -379,16 +398,30 @@ class GenerationJob(TokenJob):
             yield (head + _tail({"usage": self._shown_usage()})).encode()
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str | None:
-        plain = self.choices.plain_delta(index, completion)
-        if plain is not None:
-            return plain
         delta = self.choices.delta(index, output, completion)
         return None if delta is None else json.dumps(delta)
+
+    def _num_bytes(
+        self, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+    ) -> int:
+        """Approximate size of the log-probabilities of a choice, or of its delta."""
+        params = self.params
+        num_logprobs = len(completion.logprobs or ()) * _num_shown(params.logprobs)
+        if is_first:
+            num_logprobs += len(output.prompt_logprobs or ()) * _num_shown(params.prompt_logprobs)
+        return num_logprobs * _LOGPROB_BYTES
 
     def _indices(self, place: int, number: int) -> range:
         """Choice indices of an output of the prompt at index ``place``."""
         first = (place * self.params.n + number) * self.num_equal
         return range(first, first + self.num_equal)
+
+
+def _num_shown(num_top: int | None) -> int:
+    """Log-probabilities of a token: the requested number of the most likely, and its own."""
+    if num_top is None:
+        return 0
+    return 1 + (_WHOLE_VOCABULARY if num_top < 0 else num_top)
 
 
 def _start(loop: asyncio.AbstractEventLoop, context: Context, running: Running) -> None:
