@@ -186,6 +186,7 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"seed": 2**63}, "seed: Input should be less than or equal to 9223372036854775807"),
         ({"seed": -2}, "seed is -2"),
         ({"stream_options": {"include_usage": True}}, "stream_options is given without stream"),
+        ({"stream_options": 5}, "stream_options: Input should be an object"),
         ({"min_tokens": 20}, "min_tokens is 20; it must be from 0 to max_tokens, 16"),
         ({"best_of": 2, "n": 3, "temperature": 1}, "best_of is 2; it must be at least n, 3"),
         ({"early_stopping": True}, "early_stopping is True without use_beam_search"),
@@ -205,6 +206,14 @@ def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -
     assert (answer.status_code, error["code"], error["type"]) == (400, 400, "BadRequestError")
     assert said in error["message"]
     assert error["param"] == next(iter(body))
+
+
+@pytest.mark.parametrize("body", ["[]", '"text"', "null", "5"])
+def test_a_body_that_is_no_object_is_refused(shared: Served, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = shared.http.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "the body: Input should be an object"
 
 
 @pytest.mark.parametrize(

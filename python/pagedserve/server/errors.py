@@ -138,6 +138,8 @@ def problems(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     found = []
     for problem in errors[:_MAX_PROBLEMS]:
         place = ".".join(str(part) for part in problem["loc"] if part != "body")
-        found.append(f"{place or 'the body'}: {problem['msg']}"[:_MAX_CHARS])
+        # pydantic's message names a class of this package.
+        message = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
+        found.append(f"{place or 'the body'}: {message}"[:_MAX_CHARS])
     first = [part for part in errors[0]["loc"] if part != "body"]
     return "; ".join(found), first[0] if first and isinstance(first[0], str) else None
