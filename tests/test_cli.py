@@ -280,3 +280,15 @@ def test_the_program_says_nothing_after_its_last_line(model_package: None) -> No
     assert all(words in ran.stdout.splitlines()[-1] for words in CLOSING_WORDS)
     # Where bindings of libraries are left to the system's end, they report leaks there.
     assert "leaked" not in ran.stderr
+
+
+def test_a_process_ends_with_its_status_after_what_runs_at_the_exit() -> None:
+    program = (
+        "import atexit, sys; atexit.register(print, 'left'); sys.argv[1:] = ['generate']\n"
+        "from pagedserve.cli import run; run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "left\n")
+    assert "no model: give --model" in done.stderr

@@ -173,6 +173,11 @@ class MadeUpEngine:
     async def check_health(self) -> None:
         """It is well."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the real model, which nothing is asked of."""
+        return self._tokenizer
+
     async def get_tokenizer(self) -> Tokenizer:
         """That of the real model, which nothing is asked of."""
         return self._tokenizer

@@ -85,7 +85,7 @@ class LLM(ModelOwner):
             self.calls.run("shutdown", self.llm_engine.shutdown)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """The model's tokenizer: that of transformers, imported here, where torch may run it."""
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -221,7 +221,7 @@ class LLM(ModelOwner):
             )
         prompts = [
             chat_prompt(
-                self.get_tokenizer(),
+                self.llm_engine.input_processor.tokenizer,
                 conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -268,7 +268,7 @@ class LLM(ModelOwner):
             lora_request=lora_request,
             **absent,
         )
-        tokenizer = self.get_tokenizer()
+        tokenizer = self.llm_engine.input_processor.tokenizer
         return [
             BeamSearchOutput.of(output, lambda ids: str(tokenizer.decode(ids)))
             for output in outputs

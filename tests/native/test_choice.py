@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 import pagedserve.native.choice as choice
 from pagedserve import LLM, LLMEngine, SamplingParams
@@ -17,6 +17,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.build import load
 from pagedserve.errors import ConfigError
 from pagedserve.host_ops.threads import num_compute_threads
+from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 from pagedserve.tokenizer import Tokenizer
 from tests.support.decoders import save_decoder
 
@@ -146,6 +147,17 @@ def test_processors_get_tensors_where_torch_is_installed(tmp_path: Path) -> None
         assert list(output.outputs[0].token_ids) == [5, 5]
         assert set(kinds) == {kind}
         kinds.clear()
+
+
+def test_callers_get_the_tokenizer_of_transformers_where_torch_is_installed(tmp_path: Path) -> None:
+    path = str(save_decoder(tmp_path, "llama"))
+    for backend, kind in (("auto", PreTrainedTokenizerBase), ("native", FastTokenizer)):
+        llm = LLM(path, backend=backend, num_gpu_blocks=16)  # type: ignore[arg-type]  # one of them
+        used = llm.llm_engine.input_processor.tokenizer
+        assert isinstance(used, FastTokenizer)
+        assert isinstance(llm.get_tokenizer(), kind)
+        assert llm.get_tokenizer() is llm.llm_engine.get_tokenizer()
+        assert llm.get_tokenizer()("w5 w9").input_ids == used("w5 w9").input_ids
 
 
 def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

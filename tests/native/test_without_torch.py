@@ -48,18 +48,19 @@ def tokens_with_torch(model: str, prompts: list[str]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_a_native_engine_imports_no_torch_that_is_installed() -> None:
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_a_native_engine_imports_no_torch_that_is_installed(backend: str) -> None:
     program = """
 import re, sys
 from pagedserve import LLM, SamplingParams
 
-llm = LLM(model="smollm2", backend="native")
+llm = LLM(model="smollm2", backend=sys.argv[1])
 params = SamplingParams(temperature=0, structured_outputs={"regex": "[ab]{3}c"})
 (output,) = llm.generate(["hi"], params, use_tqdm=False)
 assert re.fullmatch("[ab]{3}c", output.outputs[0].text)
 assert not {"torch", "transformers"} & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", program, backend], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])

@@ -26,7 +26,8 @@ from pagedserve.server.limits import Admission
 from pagedserve.server.listen import listen
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.run import Server, make_tracer
+from pagedserve.server.run import Server
+from pagedserve.server.start import make_tracer
 from tests.support.formula import FormulaModel
 
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pagedserve.cli import main
 from pagedserve.errors import ConfigError
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.run import make_tracer
+from pagedserve.server.start import make_tracer
 from tests.server.conftest import Serve
 from tests.support.formula import FormulaModel
 

@@ -4,3 +4,4 @@ torch is imported only to load a model, after everything that can be refused wit
 """
 
 from pagedserve.cli.main import main as main
+from pagedserve.cli.main import run as run

@@ -36,7 +36,7 @@ def _deploy(options: argparse.Namespace) -> int:
     logger.info("deploying %s", engine_args.model)
     with extra_needed("pagedserve deploy", "engine,ray-serve"):
         from pagedserve.deploy.application import deploy, update
-        from pagedserve.server.run import serve
+        from pagedserve.server.start import serve
 
     if prepared is None:
         update(engine_args, deploy_args, stall_timeout=server_args.stall_timeout)

@@ -1,10 +1,11 @@
 """The command line's commands, and their exit statuses."""
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pagedserve import __version__
 from pagedserve.cli.parser import Parser
@@ -50,6 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     return status
+
+
+def run() -> NoReturn:
+    """Run the command line of this process, and end it.
+
+    What is left is not freed object by object, which takes longer than a short text; functions that
+    are to run at the exit are run.
+    """
+    status = main()
+    atexit._run_exitfuncs()  # noqa: SLF001  # as at every exit of an interpreter
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def make_parser(first: str = "") -> argparse.ArgumentParser:

@@ -106,6 +106,6 @@ def _serve(options: argparse.Namespace) -> int:
     set_up_logging(server_args.log_format)
     logger.info("starting with %s", engine_args.model)
     with extra_needed("pagedserve serve", extras):
-        from pagedserve.server.run import serve
+        from pagedserve.server.start import serve
 
     return serve(engine_args, server_args, prepared)

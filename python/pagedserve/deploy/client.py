@@ -271,6 +271,11 @@ class ReplicatedEngine:
         """Unload an adapter on every replica; returns whether one had it."""
         return any(await self._ask_all("remove_lora", lora_id))
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._here.tokenizer
+
     async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._here.tokenizer

@@ -9,7 +9,6 @@ from pagedserve.drafts.proposer import DraftedText
 from pagedserve.inputs import TokensPrompt
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +20,8 @@ class DraftEngine(Protocol):
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence."""
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the draft model's tokenizer."""
+    def get_vocab(self) -> dict[str, int]:
+        """Return the draft model's token ids by token."""
 
     def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> None:
         """Add a request."""

@@ -299,12 +299,17 @@ class AsyncLLMEngine(ModelOwner):
         """Ids of the known adapters."""
         return self._engine.adapters.ids
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the engine's requests."""
+        return self._engine.input_processor.tokenizer
+
     async def get_tokenizer(
         self,
         lora_request: LoRARequest | None = None,  # noqa: ARG002  # adapters share the model's
     ) -> Tokenizer:
-        """Return the model's tokenizer."""
-        return self._engine.tokenizer
+        """Return the model's tokenizer, as `LLMEngine.tokenizer`."""
+        return await asyncio.to_thread(self._engine.get_tokenizer)
 
     async def get_model_config(self) -> ModelInfo:
         """Return properties of the model."""

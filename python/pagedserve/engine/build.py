@@ -14,6 +14,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
+from pagedserve.models.load.sources import ModelSource, find_source
 from pagedserve.native.choice import OTHER_BACKEND, BackendChoice, check_backend, choose_backend
 from pagedserve.tokenizer import Tokenizer
 
@@ -36,15 +37,16 @@ def load(
     """
     if executor is not None:
         if tokenizer is None:
-            tokenizer = _load_tokenizer(args, choose_backend(args))
+            tokenizer = _load_tokenizer(args, choose_backend(args), None)
         return tokenizer, executor
     check_backend(args)
-    backend, opened = _open(args)
+    source = find_source(args)
+    backend, opened = _open(args, source)
     logger.info("backend: %s, %s", backend.name, backend.reason)
     if opened is not None:
         return _load_native(args, backend, opened, tokenizer)
     # Before the weights, so that a model without a tokenizer is refused at once.
-    tokenizer = _load_tokenizer(args, backend) if tokenizer is None else tokenizer
+    tokenizer = _load_tokenizer(args, backend, source) if tokenizer is None else tokenizer
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.executor.choose import make_executor
     return tokenizer, make_executor(args)
@@ -60,22 +62,27 @@ def _load_native(
     with ThreadPoolExecutor(1, thread_name_prefix="pagedserve-weights") as beside:
         loaded = beside.submit(load_native, args, opened)
         if tokenizer is None:
-            tokenizer = _load_tokenizer(args, backend, opened.header)
+            tokenizer = _load_tokenizer(args, backend, opened.source, opened.header)
         return tokenizer, NativeExecutor(args, loaded.result())
 
 
 def _load_tokenizer(
-    args: EngineArgs, backend: BackendChoice, header: "GgufHeader | None" = None
+    args: EngineArgs,
+    backend: BackendChoice,
+    source: ModelSource | None,
+    header: "GgufHeader | None" = None,
 ) -> Tokenizer:
-    """Load the model's tokenizer; where torch may run the model too, transformers loads it."""
+    """Load the model's tokenizer; with transformers only where torch may run the model too."""
     with extra_needed("pagedserve.LLMEngine", backend.extra):
         from pagedserve.models.tokenizer.loader import load_tokenizer
 
         uses_transformers = None if backend.may_be_torch else False
-        return load_tokenizer(args, uses_transformers=uses_transformers, header=header)
+        return load_tokenizer(
+            args, uses_transformers=uses_transformers, model=source, header=header
+        )
 
 
-def _open(args: EngineArgs) -> tuple[BackendChoice, "OpenedModel | None"]:
+def _open(args: EngineArgs, source: ModelSource) -> tuple[BackendChoice, "OpenedModel | None"]:
     """Choose the backend, and open the model's files if it is the native one."""
     backend = choose_backend(args)
     if backend.name == "torch":
@@ -83,7 +90,7 @@ def _open(args: EngineArgs) -> tuple[BackendChoice, "OpenedModel | None"]:
     from pagedserve.native.load import open_native
 
     try:
-        return backend, open_native(args)
+        return backend, open_native(args, source)
     except ModelLoadError as error:
         if not backend.may_change:
             raise

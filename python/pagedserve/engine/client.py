@@ -84,8 +84,12 @@ class EngineClient(Protocol):
     async def remove_lora(self, lora_id: int) -> bool:
         """Remove an adapter; running requests keep it.  Return whether the id was known."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the engine's requests."""
+
     async def get_tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer."""
+        """Return the model's tokenizer for other uses, which may have more methods."""
 
     async def get_model_config(self) -> ModelInfo:
         """Return properties of the model."""

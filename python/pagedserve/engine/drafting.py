@@ -205,7 +205,7 @@ def drafter_of(
     proposer: Proposer
     if drafts.model is not None:
         engine = make_engine(_draft_model_args(args, drafts.model, drafts.kv_cache_memory))
-        if engine.get_tokenizer().get_vocab() != tokenizer.get_vocab():
+        if engine.get_vocab() != tokenizer.get_vocab():
             raise ConfigError(
                 f"speculative_config has the model {drafts.model!r}, whose tokens are not those of "
                 f"{args.model!r}: give one of the same family"

@@ -11,6 +11,7 @@ Owns the scheduler, the executor and the requests; ``EngineLoop`` runs the steps
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final, Unpack
 
 import numpy as np
@@ -35,6 +36,7 @@ from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.load.hub import HubOptions
 from pagedserve.models.load.progress import loading
+from pagedserve.models.tokenizer.loader import tokenizer_for_callers
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -56,7 +58,6 @@ class LLMEngine(ModelOwner):
 
     Attributes:
         guard: Refuses such calls.
-        tokenizer: Tokenizer of the model.
         input_processor: Checks and creates requests, without adding them.
         adapters: Adapters by id.
         model_executor: Runs the model.
@@ -88,10 +89,13 @@ class LLMEngine(ModelOwner):
         """
         self.guard = EngineGuard()
         with loading(args.model, is_shown=args.use_tqdm_on_load):
-            self.tokenizer, executor = load(args, tokenizer, executor)
+            used, executor = load(args, tokenizer, executor)
+        self._args = args
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
         self.model_executor = executor
         try:
-            self._set_up(args, executor, choose)
+            self._set_up(args, used, executor, choose)
         except BaseException:
             executor.shutdown()
             raise
@@ -99,6 +103,7 @@ class LLMEngine(ModelOwner):
     def _set_up(
         self,
         args: EngineArgs,
+        tokenizer: Tokenizer,
         executor: Executor,
         choose: Callable[[EngineArgs, ModelInfo], EngineArgs] | None,
     ) -> None:
@@ -107,9 +112,7 @@ class LLMEngine(ModelOwner):
         built = build(args, executor)
         self.memory, self._scheduler, config = built.memory, built.scheduler, built.config
         self._cache_config = cache_config(args, built.cache, self.memory, self.model_info)
-        self.input_processor = InputProcessor.of(
-            args, self.tokenizer, executor, self._scheduler, config
-        )
+        self.input_processor = InputProcessor.of(args, tokenizer, executor, self._scheduler, config)
         self.adapters = AdapterTable(
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
         )
@@ -127,7 +130,7 @@ class LLMEngine(ModelOwner):
             num_gpu_blocks=self.memory.num_gpu_blocks,
             max_num_seqs=config.max_num_seqs,
             async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
-            drafter=drafter_of(args, config, self.stats, self.tokenizer, LLMEngine),
+            drafter=drafter_of(args, config, self.stats, tokenizer, LLMEngine),
         )
 
     @classmethod
@@ -149,9 +152,18 @@ class LLMEngine(ModelOwner):
         """Maximum tokens of a sequence, prompt and output together."""
         return self.input_processor.max_model_len
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the model: that of transformers, imported here, where torch may run it."""
+        return tokenizer_for_callers(self._args, self.input_processor.tokenizer)
+
     def get_tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer."""
+        """Return the model's tokenizer, as ``tokenizer``."""
         return self.tokenizer
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the model's token ids by token."""
+        return self.input_processor.tokenizer.get_vocab()
 
     def get_model_config(self) -> ModelInfo:
         """Return properties of the model."""

@@ -172,16 +172,16 @@ class AdapterFiles:
         pairs: dict[str, dict[str, NDArray[np.float32]]] = {}
         for entry in entries:
             match = _KEY.fullmatch(entry.name)
-            if entry.dtype not in FLOATS:
+            if entry.storage not in FLOATS:
                 _refuse(
                     self.name,
-                    f"{_shown(entry.name)} is of {entry.dtype}; accepted are {', '.join(FLOATS)}",
+                    f"{_shown(entry.name)} is of {entry.storage}; accepted are {', '.join(FLOATS)}",
                 )
             if match is None:
                 self._check_base_weight(entry.name, entry.shape, shapes)
                 continue
             numbers = stored[entry.offset : entry.offset + entry.num_bytes]
-            matrix = as_float32(numbers, entry.dtype).reshape(entry.shape)
+            matrix = as_float32(numbers, entry.storage).reshape(entry.shape)
             pairs.setdefault(match["module"], {})[match["part"]] = matrix
         if not pairs:
             _refuse(self.name, f"{WEIGHTS} has no lora_A and lora_B of any module")

@@ -99,14 +99,7 @@ def _tensor(file: WeightFile, header: GgufHeader, entry: TensorEntry) -> StoredT
             f"{name!r} of shape {shape} needs {num_bytes} bytes from byte {start}, the file has "
             f"{file.size} and alignment {header.alignment}"
         )
-    return StoredTensor(
-        name=name,
-        storage=_TYPES[kind],
-        shape=shape,
-        file=file,
-        offset=start,
-        num_bytes=num_bytes,
-    )
+    return StoredTensor(name, _TYPES[kind], shape, start, num_bytes, file)
 
 
 def _check_apart(tensors: list[StoredTensor]) -> None:

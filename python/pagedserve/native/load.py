@@ -57,12 +57,14 @@ class OpenedModel:
     """A model's files, checked, of which only headers were read.
 
     Attributes:
+        source: Location of the files.
         checkpoint: The weights.
         pooling: Pooling rules; None for a generative model.
         generation: Contents of ``generation_config.json``, as attributes.
         header: Header of a GGUF file.
     """
 
+    source: ModelSource
     checkpoint: Checkpoint
     pooling: PoolingRules | None
     generation: SimpleNamespace
@@ -88,17 +90,21 @@ class OpenedModel:
         else:
             checkpoint = Checkpoint.of_gguf(args.model, gguf, config)
         header = None if gguf is None else gguf.header
-        return cls(checkpoint, pooling, SimpleNamespace(**generation), header)
+        return cls(source, checkpoint, pooling, SimpleNamespace(**generation), header)
 
 
-def open_native(args: EngineArgs) -> OpenedModel:
-    """Find a model's files, downloading them if necessary, and check what they describe.
+def open_native(args: EngineArgs, source: ModelSource | None = None) -> OpenedModel:
+    """Open a model's files, and check what they describe.
+
+    Args:
+        args: Options of the engine.
+        source: Location of the files; None finds them, downloading them if necessary.
 
     Raises:
         ModelLoadError: The model does not exist, or its files are incomplete or damaged.
         UnsupportedModelError: Its architecture, or something in its config, is not supported.
     """
-    source = find_source(args)
+    source = find_source(args) if source is None else source
     with _named(args.model):
         return OpenedModel.of(args, source)
 

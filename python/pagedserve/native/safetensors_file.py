@@ -16,12 +16,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     file.read_ahead()
     return {
         entry.name: StoredTensor(
-            name=entry.name,
-            storage=entry.dtype,
-            shape=entry.shape,
-            file=file,
-            offset=entry.offset,
-            num_bytes=entry.num_bytes,
+            entry.name, entry.storage, entry.shape, entry.offset, entry.num_bytes, file
         )
         for entry in read_entries(path.name, file.size, file.read)
     }

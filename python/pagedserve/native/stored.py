@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+from pagedserve.models.load.safetensors_header import TensorEntry
 from pagedserve.regular_files import opened
 
 # Names of the storages that Rust reads (`pagedserve._core.cpu.pack_layers`): weights and bytes of a
@@ -85,25 +86,15 @@ class WeightFile:
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a file, whose bytes were checked to be in it.
+@dataclass(frozen=True, slots=True)
+class StoredTensor(TensorEntry):
+    """A tensor in an open file; its storage is one of the `STORAGES`, or is refused.
 
     Attributes:
-        name: Name in the file.
-        storage: Type of its numbers, in the spelling of its format; see `STORAGES`.
-        shape: Sizes, rows first.
         file: The file.
-        offset: First byte of it in the file.
-        num_bytes: Its bytes.
     """
 
-    name: str
-    storage: str
-    shape: tuple[int, ...]
     file: WeightFile
-    offset: int
-    num_bytes: int
 
     @property
     def num_weights(self) -> int:

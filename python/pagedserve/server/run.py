@@ -1,4 +1,4 @@
-"""``pagedserve serve``: the lifecycle of a server.
+"""A server's life: it loads the model after its start, and drains at its end.
 
 It listens before the model is loaded, so that probes see it live (503, "loading").  SIGTERM or
 SIGINT stop admission; running requests have ``shutdown_timeout`` seconds to end, then they are
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from functools import partial
 from socket import socket
@@ -22,12 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import uvicorn
 
 from pagedserve.collector import IdleCollector
-from pagedserve.config import EngineArgs
-from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import ServedEngine
-from pagedserve.engine.defaults import default_sampling_params, server_defaults
-from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import extra_needed
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
@@ -47,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between checks of the engine, and of requests while draining.
 _LOOK: Final = 0.05
+# Seconds between checks of an engine that is being loaded.
+_LOADING_LOOK: Final = 0.01
 # Seconds that connections have to close once nothing runs.
 _CLOSING: Final = 2
 # The engine's thread gives the event loop the interpreter within this many seconds.  The loop gives
@@ -55,48 +52,35 @@ _CLOSING: Final = 2
 SWITCH_SECONDS: Final = 50e-6
 
 
-def serve(
-    engine_args: EngineArgs,
-    server_args: ServerArgs,
+def run(
+    client: ServedEngine,
+    names: tuple[str, ...],
+    args: ServerArgs,
     prepared: Prepared,
-    start: Callable[[], ServedEngine] | None = None,
+    *,
+    default_params: Future[SamplingParams],
+    tracer: "Tracer | None",
 ) -> int:
     """Serve until a signal, or until the engine dies.
 
     Args:
-        engine_args: Options of the engine.
-        server_args: Options of the server.
+        client: The engine, which may be loading.
+        names: Names of the model.
+        args: Options of the server.
         prepared: The socket, and files read for the server.
-        start: Starts to load the engine outside this process; None loads it in this process.
+        default_params: Default sampling parameters, known once the engine is ready.
+        tracer: Tracer of requests; None without traces.
 
     Returns:
         The exit status: 0 after a signal, 1 if the engine has died.
 
     Raises:
-        ConfigError: Arguments that contradict the model or the memory.
-        ModelLoadError: The model cannot be found, read or run.
-        ImportError: An option needs packages that are not installed.
+        BaseException: Creating the engine failed.
     """
-    tracer = make_tracer(server_args.otlp_traces_endpoint)
-    default_params: Future[SamplingParams] = Future()
-
-    def make_engine() -> LLMEngine:
-        default_params.set_result(default_sampling_params(engine_args))
-        return LLMEngine(engine_args, choose=server_defaults)
-
-    client: ServedEngine
-    if start is None:
-        client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
-    else:
-        client = start()
-        default_params.set_result(default_sampling_params(engine_args))
-    names = server_args.served_model_name or (engine_args.model,)
-    admission = Admission(
-        client, server_args.max_num_queued_reqs, server_args.max_num_queued_tokens
-    )
+    admission = Admission(client, args.max_num_queued_reqs, args.max_num_queued_tokens)
     context = Context(
         client=client,
-        args=server_args,
+        args=args,
         names=names,
         default_params=default_params,
         admission=admission,
@@ -117,19 +101,6 @@ def serve(
     if server.failure is not None:
         raise server.failure
     return 1 if client.errored else 0
-
-
-def make_tracer(endpoint: str | None) -> "Tracer | None":
-    """Create the tracer of requests; None without an endpoint.
-
-    Raises:
-        ImportError: The packages are not installed.
-    """
-    if endpoint is None:
-        return None
-    with extra_needed("--otlp-traces-endpoint", "otel"):
-        from pagedserve.server.tracing import Tracer
-    return Tracer(endpoint)
 
 
 def _leave() -> NoReturn:
@@ -210,7 +181,7 @@ class Server(uvicorn.Server):
 
     async def _load(self) -> None:
         while self._client.is_loading:  # noqa: ASYNC110  # as below
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_LOADING_LOOK)
         try:
             self._client.wait_until_ready()
             await self._open()

@@ -57,7 +57,7 @@ class Tokenization:
         """Return a detokenizer; special tokens have names even if they are skipped in texts."""
         if skip_special_tokens not in self._detokenizers:
             self._detokenizers[skip_special_tokens] = Detokenizer(
-                await self.client.get_tokenizer(), skip_special_tokens=skip_special_tokens
+                self.client.tokenizer, skip_special_tokens=skip_special_tokens
             )
         return self._detokenizers[skip_special_tokens]
 
@@ -67,7 +67,7 @@ class Tokenization:
         Raises:
             RequestError: Automatic tool choice, and the model's tool call format is unknown.
         """
-        args, tools, tokenizer = self.args, None, await self.client.get_tokenizer()
+        args, tools, tokenizer = self.args, None, self.client.tokenizer
         if args.tool_call_parser is not None:
             tools = TOOL_FORMATS[args.tool_call_parser]
         elif body.usable_tools:
@@ -101,7 +101,7 @@ class Tokenization:
                 "chat_template is given; the server takes none (--trust-request-chat-template)",
                 param="chat_template",
             )
-        tokenizer = await self.client.get_tokenizer()
+        tokenizer = self.client.tokenizer
         images = (await self.client.get_model_config()).images
         return await self._aside(
             partial(self._render, tokenizer, body, images), cost=body.num_bytes
@@ -125,7 +125,7 @@ class Tokenization:
         """
         self.check_length(text, "the prompt")
         check_unicode(text, "the prompt")
-        tokenizer: Any = await self.client.get_tokenizer()
+        tokenizer: Any = self.client.tokenizer
         encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)
         token_ids: list[int] = (await self._aside(encode, cost=len(text))).input_ids
         return token_ids
@@ -150,7 +150,7 @@ class Tokenization:
             text = f"tokens has {len(token_ids)} ids; at most {self.max_model_len} are accepted"
             raise ServerError(400, text, param="tokens")
         vocab_size = (await self.client.get_model_config()).vocab_size
-        tokenizer: Any = await self.client.get_tokenizer()
+        tokenizer: Any = self.client.tokenizer
 
         def decoded() -> str:
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
@@ -163,7 +163,7 @@ class Tokenization:
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
         """Look up the vocabulary's strings of tokens, outside the event loop."""
-        tokenizer: Any = await self.client.get_tokenizer()
+        tokenizer: Any = self.client.tokenizer
         look_up: Callable[[], list[str]] = partial(tokenizer.convert_ids_to_tokens, token_ids)
         return await self._aside(look_up, cost=len(token_ids))
 

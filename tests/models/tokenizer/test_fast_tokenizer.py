@@ -317,6 +317,10 @@ def test_without_transformers_ours_is_chosen(
     save("byte_level", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     args = EngineArgs(str(tmp_path), load_format="dummy")
+    options = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    # Which would replace the pre-tokenizer of another kind.
+    options["tokenizer_class"] = "GPT2Tokenizer"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
     assert isinstance(load_tokenizer(args), PreTrainedTokenizerFast)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert isinstance(load_tokenizer(args), FastTokenizer)

@@ -15,7 +15,7 @@ from pagedserve.models.families.prepare import register_classes
 from pagedserve.models.families.table import FAMILIES, family_of
 from pagedserve.models.load.progress import are_bars_shown
 from pagedserve.models.load.quantized import check_quant_method
-from pagedserve.models.load.sources import find_source
+from pagedserve.models.load.sources import ModelSource, find_source
 
 _MESSAGE_CHARACTERS: Final = 500
 
@@ -36,11 +36,12 @@ class ModelFiles:
     hf_config: PreTrainedConfig
 
 
-def find_model_files(args: EngineArgs) -> ModelFiles:
+def find_model_files(args: EngineArgs, source: ModelSource | None = None) -> ModelFiles:
     """Find a model's files, downloading or converting them if necessary, and read the config.
 
     Args:
         args: options that name the model; ``load_format="dummy"`` needs no weights.
+        source: location of the files; None finds them.
 
     Raises:
         ModelLoadError: the model does not exist, or its files are incomplete.
@@ -48,7 +49,7 @@ def find_model_files(args: EngineArgs) -> ModelFiles:
             encoder-decoder.
         ConfigError: a revision is given for a model without revisions.
     """
-    source = find_source(args)
+    source = find_source(args) if source is None else source
     with quiet_transformers():
         directory = source.directory()
         return ModelFiles(args.model, directory, _load_config(args.model, directory))

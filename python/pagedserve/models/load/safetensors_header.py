@@ -40,14 +40,14 @@ class TensorEntry:
 
     Attributes:
         name: Name in the file.
-        dtype: Type of its numbers, as the format spells it: "F32".
+        storage: Type of its numbers, as the format spells it: "F32".
         shape: Sizes, rows first.
         offset: First byte of it in the file.
         num_bytes: Its bytes.
     """
 
     name: str
-    dtype: str
+    storage: str
     shape: tuple[int, ...]
     offset: int
     num_bytes: int

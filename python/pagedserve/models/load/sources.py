@@ -100,14 +100,15 @@ def find_source(args: EngineArgs) -> ModelSource:
     return resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
 
 
-def find_tokenizer_source(args: EngineArgs) -> ModelSource:
+def find_tokenizer_source(args: EngineArgs, model: ModelSource | None = None) -> ModelSource:
     """Find the files of an engine's tokenizer: the model's, unless the options name others.
 
     Args:
         args: Options that name the model, or another tokenizer.
+        model: The model's files; None finds them.
     """
     if has_own_tokenizer(args):
-        return find_source(args)
+        return find_source(args) if model is None else model
     name = args.tokenizer or args.model
     return resolve_model(name, part="tokenizer", hub=HubOptions.of_tokenizer(args))
 

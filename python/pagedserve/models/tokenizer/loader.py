@@ -1,4 +1,7 @@
-"""A model's tokenizer, loaded without the model: by transformers, or without it."""
+"""A model's tokenizer, loaded without the model: by transformers, or without it.
+
+The files decide, not the backend: a model has the same tokens with both.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +29,19 @@ def load_tokenizer(
     args: EngineArgs,
     *,
     uses_transformers: bool | None = None,
+    model: ModelSource | None = None,
     header: "GgufHeader | None" = None,
 ) -> Tokenizer:
     """Load the tokenizer of a model; reads no weights.
 
+    Where transformers is installed, it loads what is not known to be read alike without it.
+
     Args:
         args: Options that name the model, or another tokenizer.  With ``load_format="dummy"``, a
             directory without a tokenizer gets one whose words are token ids: "5 17" is [5, 17].
-        uses_transformers: Whether transformers loads it; None if it and torch are installed.
+        uses_transformers: Whether transformers loads it; None if it and torch are installed, and it
+            might make another one of these files.
+        model: The model's files; None finds them.
         header: Header of the model's GGUF file, if it has been read.
 
     Raises:
@@ -43,21 +51,67 @@ def load_tokenizer(
         ConfigError: A revision is given for a model without revisions.
         ImportError: The library tokenizers is not installed.
     """
-    if uses_transformers is None:  # which loads no model's config without torch
-        uses_transformers = not absent_modules("torch", "transformers")
-    if uses_transformers:
-        with extra_needed("a tokenizer of transformers", "engine"):
-            from pagedserve.models.tokenizer.transformers_tokenizer import (
-                load_transformers_tokenizer,
-            )
-
-        return load_transformers_tokenizer(args)
+    header = header if has_own_tokenizer(args) else None
     with collector_paused():
-        return _load(args, header if has_own_tokenizer(args) else None)
+        if uses_transformers is None:
+            if absent_modules("torch", "transformers"):  # which needs torch for a model's config
+                return _load(args, model, header)
+            if (tokenizer := _load_alike(args, model, header)) is not None:
+                return tokenizer
+        elif not uses_transformers:
+            return _load(args, model, header)
+    with extra_needed("a tokenizer of transformers", "engine"):
+        from pagedserve.models.tokenizer.transformers_tokenizer import load_transformers_tokenizer
+
+    return load_transformers_tokenizer(args, model)
 
 
-def _load(args: EngineArgs, header: "GgufHeader | None") -> "FastTokenizer":
-    name, source = args.tokenizer or args.model, find_tokenizer_source(args)
+def tokenizer_for_callers(args: EngineArgs, tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer for an engine's caller: that of transformers, where it is installed.
+
+    Args:
+        args: Options that name the model.
+        tokenizer: That of the engine.
+
+    Raises:
+        ModelLoadError: transformers cannot load it.
+    """
+    from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+
+    is_fast = isinstance(tokenizer, FastTokenizer)
+    if not is_fast or args.backend == "native" or absent_modules("torch", "transformers"):
+        return tokenizer
+    return load_tokenizer(args, uses_transformers=True)
+
+
+def _load_alike(
+    args: EngineArgs, model: ModelSource | None, header: "GgufHeader | None"
+) -> "FastTokenizer | None":
+    """Load a tokenizer that transformers would read alike; None if it might not."""
+    from pagedserve.models.load.gguf_header import read_header
+    from pagedserve.models.tokenizer.agreement import (
+        class_of_directory,
+        is_known_gguf,
+        is_taken_unchanged,
+    )
+
+    source = find_tokenizer_source(args, model)
+    try:
+        if source.is_gguf:
+            header = read_header(source.path) if header is None else header
+            return _checked(source, _read(source, header)) if is_known_gguf(header) else None
+        if (class_name := class_of_directory(source.path)) is None:
+            return None
+        tokenizer = _checked(source, _read(source, None))
+    except ValueError:  # transformers loads it, or says why not
+        return None
+    return tokenizer if is_taken_unchanged(tokenizer.backend_tokenizer, class_name) else None
+
+
+def _load(
+    args: EngineArgs, model: ModelSource | None, header: "GgufHeader | None"
+) -> "FastTokenizer":
+    name, source = args.tokenizer or args.model, find_tokenizer_source(args, model)
     is_dummy = args.load_format == "dummy" and has_own_tokenizer(args) and not source.is_gguf
     if is_dummy and not has_tokenizer(source.path):
         return _count(source.path)
@@ -70,11 +124,15 @@ def _load(args: EngineArgs, header: "GgufHeader | None") -> "FastTokenizer":
             f"({install_command('engine', 'transformers')}) more"
         ) from error
     try:
-        if not source.is_gguf:  # whose tokens are numbered by their list
-            check_token_ids(tokenizer)
-        check_chat_template(tokenizer)
+        return _checked(source, tokenizer)
     except ModelLoadError as error:
         raise ModelLoadError(f"model {name!r}: {error}") from error
+
+
+def _checked(source: ModelSource, tokenizer: "FastTokenizer") -> "FastTokenizer":
+    if not source.is_gguf:  # whose tokens are numbered by their list
+        check_token_ids(tokenizer)
+    check_chat_template(tokenizer)
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
 from pagedserve.models.load.files import find_model_files, quiet_transformers, reason_of
 from pagedserve.models.load.sources import (
+    ModelSource,
     find_tokenizer_source,
     has_own_tokenizer,
     has_tokenizer,
@@ -19,12 +20,16 @@ from pagedserve.models.tokenizer.sentencepiece_model import match_sentencepiece
 from pagedserve.models.tokenizer.tokenizer_checks import check_chat_template, check_token_ids
 
 
-def load_transformers_tokenizer(args: EngineArgs) -> PreTrainedTokenizerBase:
+def load_transformers_tokenizer(
+    args: EngineArgs, model: ModelSource | None = None
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; see `pagedserve.models.tokenizer.loader.load_tokenizer`."""
     with collector_paused(), quiet_transformers():
         if not has_own_tokenizer(args):
-            return _load(args.tokenizer or args.model, find_tokenizer_source(args).directory())
-        files = find_model_files(args)
+            return _load(
+                args.tokenizer or args.model, find_tokenizer_source(args, model).directory()
+            )
+        files = find_model_files(args, model)
         if args.load_format == "dummy" and not has_tokenizer(files.directory):
             backend = number_tokenizer(files.hf_config.get_text_config().vocab_size)
             return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0")

@@ -1,0 +1,79 @@
+"""The start of ``pagedserve serve``: the engine loads while the server is imported."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from pagedserve.collector import collector_paused
+from pagedserve.config import EngineArgs
+from pagedserve.engine.async_engine import AsyncLLMEngine
+from pagedserve.engine.client import ServedEngine
+from pagedserve.engine.defaults import default_sampling_params, server_defaults
+from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.errors import extra_needed
+from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.prepare import Prepared
+
+if TYPE_CHECKING:
+    from pagedserve.server.tracing import Tracer
+
+
+def serve(
+    engine_args: EngineArgs,
+    server_args: ServerArgs,
+    prepared: Prepared,
+    start: Callable[[], ServedEngine] | None = None,
+) -> int:
+    """Serve until a signal, or until the engine dies.
+
+    Args:
+        engine_args: Options of the engine.
+        server_args: Options of the server.
+        prepared: The socket, and files read for the server.
+        start: Starts to load the engine outside this process; None loads it in this process.
+
+    Returns:
+        The exit status: 0 after a signal, 1 if the engine has died.
+
+    Raises:
+        ConfigError: Arguments that contradict the model or the memory.
+        ModelLoadError: The model cannot be found, read or run.
+        ImportError: An option needs packages that are not installed.
+    """
+    tracer = make_tracer(server_args.otlp_traces_endpoint)
+    default_params: Future[SamplingParams] = Future()
+
+    def make_engine() -> LLMEngine:
+        default_params.set_result(default_sampling_params(engine_args))
+        return LLMEngine(engine_args, choose=server_defaults)
+
+    client: ServedEngine
+    if start is None:
+        client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
+    else:
+        client = start()
+        default_params.set_result(default_sampling_params(engine_args))
+    with extra_needed("pagedserve serve", "serve"), collector_paused():
+        from pagedserve.server.run import run
+    return run(
+        client,
+        server_args.served_model_name or (engine_args.model,),
+        server_args,
+        prepared,
+        default_params=default_params,
+        tracer=tracer,
+    )
+
+
+def make_tracer(endpoint: str | None) -> "Tracer | None":
+    """Create the tracer of requests; None without an endpoint.
+
+    Raises:
+        ImportError: The packages are not installed.
+    """
+    if endpoint is None:
+        return None
+    with extra_needed("--otlp-traces-endpoint", "otel"):
+        from pagedserve.server.tracing import Tracer
+    return Tracer(endpoint)
