@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import durations
+from tests.support import durations, interpreter
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,8 @@ def pytest_collection() -> Generator[None, object, object]:
     with collector_paused():
         result = yield
     gc.freeze()
+    if "triton.runtime.interpreter" in sys.modules:
+        interpreter.quicken()
     return result
 
 
