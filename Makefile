@@ -85,11 +85,14 @@ durations: build ## measure how long each file of tests takes: the longest are r
 	-$(MAKE) test-py-all PYTEST="$(PYTEST) --junitxml=$(VENV)/tests.xml"
 	$(BIN)/python -m tests.support.durations $(VENV)/tests.xml
 
+# Importing the other tests takes half a minute.
+RAY_TESTS = $(shell grep --recursive --files-with-matches --include='test_*.py' mark.ray tests)
+
 test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it, without the slow tests
-	$(PYTEST_ALONE) -m "ray and not slow"
+	$(PYTEST_ALONE) -m "ray and not slow" $(RAY_TESTS)
 
 test-ray-all: build
-	$(PYTEST_ALONE) -m ray
+	$(PYTEST_ALONE) -m ray $(RAY_TESTS)
 
 nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles asked again, every kernel compiled, random lives
 	$(PYTEST) -m nightly

@@ -1,17 +1,19 @@
 """What several test folders share."""
 
+import gc
 import importlib.util
 import os
 import signal
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import durations
+from tests.support import durations, interpreter
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,24 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 # A shell that runs the tests in the background has SIGINT ignored, by the servers they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt what is imported, a million objects, from each full collection of garbage."""
+    from pagedserve.collector import collector_paused
+
+    with collector_paused():
+        result = yield
+    gc.freeze()
+    if "triton.runtime.interpreter" in sys.modules:
+        interpreter.quicken()
+    return result
+
+
+def pytest_unconfigure() -> None:
+    """Undo it: extensions check at exit whether their objects were freed."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

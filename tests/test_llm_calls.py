@@ -228,27 +228,36 @@ def test_requests_of_another_caller_are_not_lost(llm: LLM) -> None:
     assert [output.request_id for output in outputs if output.finished] == ["own"]
 
 
-def test_ctrl_c_ends_a_call_that_waits_for_its_turn(llm: LLM) -> None:
-    goes_on = threading.Event()
+# A signal that another thread takes, or that comes just before the wait, does not wake the wait up.
+@pytest.mark.parametrize("wakes_main", [True, False])
+def test_ctrl_c_ends_a_call_that_waits_for_its_turn(llm: LLM, *, wakes_main: bool) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
 
     def wait(_: object, logits: Any) -> Any:
+        begun.set()
         goes_on.wait()
         return logits
-
-    other = threading.Thread(target=tokens, args=(llm, with_processor(wait)))
-    other.start()
 
     def interrupt() -> None:
         while len(llm.calls) < 2:
             time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
+        thread = threading.main_thread() if wakes_main else threading.current_thread()
+        assert thread.ident is not None
+        signal.pthread_kill(thread.ident, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        tokens(llm)
-    assert len(llm.calls) == 1
-    goes_on.set()
-    other.join()
+    other = threading.Thread(target=tokens, args=(llm, with_processor(wait)))
+    other.start()
+    begun.wait()  # or the main thread's call could be the first, which waits for nothing
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tokens(llm)
+        assert len(llm.calls) == 1
+    finally:
+        goes_on.set()
+        interrupting.join()
+        other.join()
 
 
 def test_an_llm_that_a_thread_made_serves_the_main_thread(directory: Path, llm: LLM) -> None:

@@ -81,8 +81,15 @@ def test_engine_measures_a_load(engine: ModuleType, smollm2: "LLM") -> None:
 
 
 def test_a_profile_adds_up(
-    engine: ModuleType, smollm2: "LLM", capsys: pytest.CaptureFixture[str]
+    load: Any,
+    engine: ModuleType,
+    smollm2: "LLM",
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    stages_module = load("stages")  # the machine's rates are measured on small products
+    monkeypatch.setattr(stages_module, "PRODUCT_SIZE", 256)
+    monkeypatch.setattr(stages_module, "READ_BYTES", 1 << 20)
     scheduler = smollm2.llm_engine.scheduler
     engine.print_profile(smollm2, REQUESTS, engine.GREEDY, as_json=True)
     *stages, machine = printed(capsys)

@@ -38,9 +38,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(tmp_path_factory.mktemp("deploy") / "model", "llama")
 
 
-@pytest.fixture(scope="session")
-def ray_starts() -> None:
-    """Skips where Ray by itself does not start: it gives its parts 30 s to appear."""
+def skip_unless_ray_starts() -> None:
+    """Skip where Ray by itself does not start: it gives its parts 30 s to appear."""
     start = "import ray; ray.init(num_cpus=2, include_dashboard=False); ray.shutdown()"
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", start], capture_output=True, check=False)
@@ -63,6 +62,7 @@ def deployed(directory: Path, log: Path, *options: str) -> Iterator[Process]:
             process.end(signal.SIGKILL)
             if attempt == 2:
                 raise
+            skip_unless_ray_starts()
     parts = psutil.Process(process.process.pid).children(recursive=True)
     yield process
     assert process.end() == 0, process.log

@@ -15,9 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def server(
-    ray_starts: None, directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def server(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("deploy") / "log"
     ranks = ["--tensor-parallel-size", "2", "--distributed-executor-backend", "ray"]
     with deployed(directory, log, *ranks, "--replica-num-cpus", "0.5") as process:

@@ -23,6 +23,7 @@ from tests.deploy.conftest import (
     one_is_killed,
     read_all,
     replicas,
+    skip_unless_ray_starts,
 )
 from tests.server.conftest import Process
 
@@ -33,9 +34,7 @@ COUNTED = ("prefix_cache_hits", "prompt_tokens")
 
 
 @pytest.fixture(scope="module")
-def server(
-    ray_starts: None, directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def server(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("deploy") / "log"
     options = ["--min-replicas", "2", "--replica-num-cpus", "0.5"]
     with deployed(directory, log, *options) as process:
@@ -211,8 +210,9 @@ def test_replicas_are_exchanged_while_no_request_is_refused(
     ],
 )
 def test_options_that_cannot_work_are_named(
-    ray_starts: None, directory: Path, options: list[str], message: str
+    directory: Path, options: list[str], message: str
 ) -> None:
+    skip_unless_ray_starts()
     program = "import sys; from pagedserve.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "deploy", str(directory), "--port", "0", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.doc_blocks import ROOT
 from tests.support.examples import LOOKS_AT_ALL
 
 # One of two blocks, and one that comes to its second while it decodes.
@@ -29,6 +30,8 @@ if LOOKS_AT_ALL:  # padding is the same whichever kernels the rest has
 # The interpreter is chosen when triton is imported, so the engines run in a process of their own.
 PROGRAM = """
 import json, sys
+from tests.support.interpreter import quicken
+quicken()
 from pagedserve import LLM, SamplingParams
 from pagedserve.runner.model_runner import Forward
 from pagedserve.runner.padded import PaddedDecode
@@ -63,6 +66,7 @@ def answers(
     given = json.dumps([str(directory), PROMPTS, NUM_TOKENS, WAYS])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, given],
+        cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -31,6 +31,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _Jobs: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
+# A signal that arrives just before a wait does not interrupt it: Python handles it after the wait.
+_SIGNAL_SECONDS: Final = 0.5
+
 
 class Calls:
     """Queue of calls, with a thread that runs those of other threads."""
@@ -93,7 +96,8 @@ class Calls:
         with self._mutex:
             self._turns.append(turn)
             self._wake_first()
-        turn.acquire()
+        while not turn.acquire(timeout=_SIGNAL_SECONDS):
+            pass
 
     def _end(self, turn: threading.Lock, *, is_main: bool) -> None:
         """Leave the queue from any position; idempotent."""
