@@ -242,7 +242,8 @@ class Worker:
             self.adapters.load(slot, weights)
         if extras.state_slots is not None:
             self.buffers.state_slots[: step.sizes.num_rows] = extras.state_slots
-        self.cache.move(step.moves)
+        if step.moves:
+            self.cache.move(step.moves)
         if step.sizes.num_rows == 0:
             return torch.empty(0, self.loaded.vocab_size)
         if pools_others(self.loaded):

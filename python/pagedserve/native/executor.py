@@ -25,7 +25,7 @@ from pagedserve.native.pools import KVPools
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.on_host import HostOps
-from pagedserve.sampling.processors import run_on_array, run_with_torch
+from pagedserve.sampling.processors import run_on_array, run_on_tensor
 from pagedserve.sampling.sampler import Sampler
 
 
@@ -41,7 +41,7 @@ class NativeExecutor:
         self._pools: KVPools | None = None
         self._adapters: NativeAdapters | None = NativeAdapters(args, loaded.model)
         num_threads = loaded.model.num_threads
-        run = run_with_torch if gives_tensors(args) else run_on_array
+        run = run_on_tensor if gives_tensors(args) else run_on_array
         self._ops = HostOps(run, num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
 
@@ -136,8 +136,10 @@ class NativeExecutor:
         sizes, rows, model = step.sizes, step.rows, self.loaded.model
         arrays, pools = self.buffers.arrays(sizes), self._pools
         assert pools is not None  # noqa: S101  # the buffers come with them
-        self.adapters.load(step.adapters)
-        pools.move(step.moves, model.num_threads)
+        if step.adapters:
+            self.adapters.load(step.adapters)
+        if step.moves:
+            pools.move(step.moves, model.num_threads)
         if sizes.num_rows == 0:
             return LaunchedRun()
         if (previous := tokens_of(step.after)) is not None:
