@@ -62,8 +62,10 @@ class Driver:
         self._tower = ImageTower(worker.loaded.model, int(args.mm_processor_cache_gb * 2**30))
         self._ops = ops_for(worker.cuda)
         self._sampler = Sampler(self._ops)
-        self._sends_states = worker.is_shared and bool(worker.loaded.states)
-        self._needs_extras = self._sends_states or pools_others(worker.loaded)
+        loaded = worker.loaded
+        self._sends_states = worker.is_shared and bool(loaded.states)
+        self._sends_cross = worker.is_shared and loaded.encoder_decoder is not None
+        self._needs_extras = self._sends_states or self._sends_cross or pools_others(loaded)
 
     def launch(self, step: StepInput, forward: Forward) -> LaunchedRun:
         """Launch one step: encoders, adapters, moves, forward pass, sampling.
@@ -123,8 +125,17 @@ class Driver:
         if pools_others(self.worker.loaded):
             sampled = buffers.sample_rows[: step.sizes.num_samples]
             types = token_types(ends, sampled, [row.pair_start for row in step.rows])
-        slots = buffers.state_slots[: step.sizes.num_rows] if self._sends_states else None
-        return StepExtras(images=images, token_types=types, state_slots=slots)
+        sizes = step.sizes
+        return StepExtras(
+            images=images,
+            token_types=types,
+            state_slots=buffers.state_slots[: sizes.num_rows] if self._sends_states else None,
+            cross=(
+                buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
+                if self._sends_cross
+                else None
+            ),
+        )
 
     def _pool(self, sizes: StepSizes, rules: PoolingRules, states: Tensor) -> Tensor:
         """Pool each prompt that ends in the step, float32 ``[S, F]``; see ``Worker.forward``."""

@@ -214,7 +214,9 @@ class Worker:
         if self._no_states is None:
             return None
         sizes, buffers = step.sizes, self.buffers
-        tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
+        tables = step.extras.cross
+        if tables is None:
+            tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
         layout = buffers.layout(sizes, self.cache.block_size)
         return CrossStep.of(layout, *tables, step.extras.encoder_states, self._no_states)
 

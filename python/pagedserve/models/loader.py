@@ -1,19 +1,15 @@
 """Model loader: from the engine's arguments to a model that passed the check of paged attention."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
@@ -30,12 +26,16 @@ from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import register
 from pagedserve.models.check.image_check import check_images, image_check_of
-from pagedserve.models.check.numerics import vocab_size
-from pagedserve.models.check.probe import Probe, ProbeResult, check_replaced, probe_model
+from pagedserve.models.check.numerics import TOLERANCE, compare, vocab_size
+from pagedserve.models.check.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.check.probe_cache import ProbeCacheEntry
 from pagedserve.models.classifiers import EncoderHead, with_class_head
-from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
-from pagedserve.models.encoders import check_encoder
+from pagedserve.models.encoder_decoder import (
+    check_encoder_decoder,
+    encoder_decoder_of,
+    reference_logits,
+)
+from pagedserve.models.encoders import check_encoder, reference_states
 from pagedserve.models.families.prepare import prepare_model
 from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
@@ -295,12 +295,14 @@ class _Loading:
             ConfigError: modules are to be replaced.
         """
         self._keep_modules("an encoder")
-        whole = self.read(AutoModelForSequenceClassification if self.names_classes else AutoModel)
+        whole = self.read(self._encoder_class)
         num_bytes = weight_bytes(whole)
         head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
         model = whole if head is None else head.encoder
         prepare_model(model, self.max_model_len)
         layers = check_encoder(model, max_model_len=self.max_model_len, backend=self.backend)
+        states = partial(reference_states, max_model_len=self.max_model_len)
+        self._check_shards(model, states, _Loading.load_bare_encoder)
         if head is not None:
             head.check(layers, self.backend, rules.pooling_type)
         return self._loaded(
@@ -327,13 +329,53 @@ class _Loading:
                 "device='cpu'"
             )
         model = self.load()
+        layers = check_encoder_decoder(model, self.backend)
+        self._check_shards(model, reference_logits, _Loading.load)
         return self._loaded(
             model,
-            check_encoder_decoder(model, self.backend),
+            layers,
             vocab_size=vocab_size(model),
             selects_logits=False,
             encoder_decoder=encoder_decoder_of(model, self.config),
         )
+
+    @property
+    def _encoder_class(self) -> Any:
+        return class_to_load(self.files.hf_config, self.rules, is_encoder=True)
+
+    def load_bare_encoder(self) -> PreTrainedModel:
+        """Load an encoder without the head of a classifier."""
+        whole: Any = self.read(self._encoder_class)
+        model: PreTrainedModel = whole.base_model if self.names_classes else whole
+        prepare_model(model, self.max_model_len)
+        return model
+
+    def _check_shards(
+        self,
+        model: PreTrainedModel,
+        results: Callable[[PreTrainedModel], list[Tensor]],
+        load: "Callable[[_Loading], PreTrainedModel]",
+    ) -> None:
+        """Compare results of a sharded model with those of the whole one; see `_whole`.
+
+        Raises:
+            UnsupportedModelError: they differ.
+        """
+        if self.group is None:
+            return
+        found = results(model)
+
+        def check() -> None:
+            differ = f"shared by {self.config.tensor_parallel_size} ranks its results differ"
+            expected = results(load(self._whole))
+            compare(model, found, expected, TOLERANCE[self.dtype], differ)
+
+        self.group.from_first(check)
+
+    @property
+    def _whole(self) -> "_Loading":
+        """Parameters for loading the whole model in this process, as a reference of shards."""
+        return replace(self, group=None, device=torch.device("cpu"))
 
     def _keep_modules(self, what: str) -> None:
         for name in ("quantization", "cpu_kernels"):
@@ -386,7 +428,7 @@ class _Loading:
         Raises:
             UnsupportedModelError: they differ.
         """
-        whole = replace(self, group=None, device=torch.device("cpu")).load()
+        whole = self._whole.load()
         differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
         probe.numerics.compare_with(whole, differ)
 
