@@ -25,8 +25,13 @@ from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import register
+from pagedserve.models.check.first_layers import (
+    config_of_first_layers,
+    first_layers,
+    num_first_layers,
+)
 from pagedserve.models.check.image_check import check_images, image_check_of
-from pagedserve.models.check.numerics import TOLERANCE, compare, vocab_size
+from pagedserve.models.check.numerics import TOLERANCE, NumericsCheck, compare, vocab_size
 from pagedserve.models.check.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.check.probe_cache import ProbeCacheEntry
 from pagedserve.models.classifiers import EncoderHead, with_class_head
@@ -179,6 +184,7 @@ class _Loading:
     max_model_len: int
     rules: PoolingRules | None
     group: RankGroup | None = None
+    reference: PreTrainedConfig | None = None  # of a part of the model, as a reference of shards
 
     @property
     def names_classes(self) -> bool:
@@ -208,6 +214,7 @@ class _Loading:
                     self.config.load_format,
                     self.group,
                     quantizes=self.config.quantization is not None,
+                    config=self.reference,
                 )
         cast(nn.Module, model).to(self.device).eval()
         return model
@@ -400,7 +407,7 @@ class _Loading:
         model = self.load()
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
         if self.group is not None:
-            self.group.from_first(lambda: self._compare_with_whole(probe))
+            self._compare_with_whole(model, probe.numerics, self.group)
         images = image_check_of(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, probe.result, kernels)
@@ -420,17 +427,39 @@ class _Loading:
         result = check_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 
-    def _compare_with_whole(self, probe: Probe) -> None:
+    def _compare_with_whole(
+        self, model: PreTrainedModel, numerics: NumericsCheck, group: RankGroup
+    ) -> None:
         """Compare the logits of a sharded model with those of the whole model.
 
-        Incorrect shards agree with each other, so no other check would detect them.
+        Incorrect shards agree with each other, so no other check would detect them.  Rank 0 reads
+        the first layers of the whole model, or all of it if they are too different.
 
         Raises:
             UnsupportedModelError: they differ.
         """
-        whole = self._whole.load()
-        differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
-        probe.numerics.compare_with(whole, differ)
+        differ = f"shared by {group.size} ranks its logits differ"
+        number, expected = num_first_layers(model), None
+        if number is not None:
+            with first_layers(model, number):
+                expected = numerics.own_logits(model)
+
+        def compare_on_first() -> None:
+            whole = None if number is None else self._load_first_layers(number)
+            if whole is None:
+                numerics.compare_with(self._whole.load(), differ)
+            else:
+                numerics.compare_with(whole, differ, expected)
+
+        group.from_first(compare_on_first)
+
+    def _load_first_layers(self, number: int) -> PreTrainedModel | None:
+        """Load the first layers of the whole model; None if their config is not valid."""
+        config = config_of_first_layers(self.files.hf_config, number)
+        try:
+            return replace(self._whole, reference=config).load()
+        except PagedServeError:
+            return None
 
 
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:

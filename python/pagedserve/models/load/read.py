@@ -81,6 +81,7 @@ def load_weights(
     group: RankGroup | None = None,
     *,
     quantizes: bool = False,
+    config: PreTrainedConfig | None = None,
 ) -> PreTrainedModel:
     """Load a model with the weights of its files.
 
@@ -91,13 +92,14 @@ def load_weights(
         load_format: which files.
         group: ranks that share it: each loads a shard; None loads everything.
         quantizes: whether the weights are quantized later.
+        config: config of a model with some of these weights; None for all.
 
     Raises:
         ModelLoadError: transformers cannot read them, weights are missing, have another shape, or
             have numbers that are not finite or not of a floating-point type.
         UnsupportedModelError: it does not use our attention function, or cannot be sharded.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if config is None else {"config": config}
     if group is not None:
         from pagedserve.parallel.localise import localise, split_options  # imports DTensor
 
