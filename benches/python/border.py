@@ -6,16 +6,20 @@ spread over a block, so that every step maps and registers its share of new bloc
 --equal-lengths, as in the peer's bench, the median step does neither.  A figure is the median over
 the steps, of the best of the repetitions, which alternate between the settings.
 
+With --window N a second KV group keeps a window of N tokens, as in models with such layers beside
+others: each step then does everything for two groups.
+
 With --admission: `add_seq_group` of every request and the `schedule` that admits them all, prefix
 caching on and the hashing of the prompts included; the median over the repetitions.
 """
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 
 import numpy as np
@@ -24,6 +28,7 @@ from numpy.typing import NDArray
 from pagedserve._core import (
     CacheConfig,
     InputBuffers,
+    KVGroup,
     Scheduler,
     SchedulerConfig,
     SchedulerOutputs,
@@ -56,6 +61,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """Prefix caching, and the window of a second KV group, if there is one."""
+
+    prefix_caching: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """Median microseconds of a step and of its three calls."""
 
@@ -74,22 +87,25 @@ class Decoding:
         *,
         prompt_len: int,
         max_model_len: int,
-        prefix_caching: bool,
+        setting: Setting,
         equal_lengths: bool,
     ) -> None:
         max_num_blocks = -(-max_model_len // BLOCK_SIZE)
         max_num_tokens = max(num_seqs, 16 * prompt_len)
+        config = SchedulerConfig(
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=max_num_tokens,
+            max_model_len=max_model_len,
+        )
+        groups = [] if setting.window is None else [window_group(config, setting.window, num_seqs)]
         self._scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=num_seqs,
-                max_num_batched_tokens=max_num_tokens,
-                max_model_len=max_model_len,
-            ),
+            config,
             CacheConfig(
                 block_size=BLOCK_SIZE,
                 num_gpu_blocks=num_seqs * max_num_blocks + 16,
                 watermark=0.0,
-                enable_prefix_caching=prefix_caching,
+                enable_prefix_caching=setting.prefix_caching,
+                groups=groups,
             ),
         )
         self._sample_rows = np.zeros(num_seqs, dtype=np.int32)
@@ -103,6 +119,8 @@ class Decoding:
             sample_index=np.zeros(num_seqs, dtype=np.int32),
             sample_rows=self._sample_rows,
             row_handles=np.zeros(num_seqs, dtype=np.int64),
+            group_tables=[np.zeros(num_seqs * max_num_blocks, dtype=np.int32) for _ in groups],
+            group_slots=[np.zeros(max_num_tokens, dtype=np.int64) for _ in groups],
         )
         self._answer = Answer.of(np.arange(num_seqs, dtype=np.int32))
         self._prefill(num_seqs, prompt_len, spread=1 if equal_lengths else BLOCK_SIZE)
@@ -136,12 +154,20 @@ class Decoding:
         return scheduled - started, prepared - scheduled, updated - prepared
 
 
+def window_group(config: SchedulerConfig, window: int, num_seqs: int) -> KVGroup:
+    """A KV group with as many blocks as all sequences can need."""
+    num_blocks = KVGroup.num_gpu_blocks_for(
+        config, window=window, block_size=BLOCK_SIZE, num_seqs=num_seqs
+    )
+    return KVGroup("window", window=window, num_gpu_blocks=2 * num_blocks)
+
+
 def measure(
     num_seqs: int,
     *,
     context: int,
     num_steps: int,
-    prefix_caching: bool = False,
+    setting: Setting = Setting(),
     equal_lengths: bool = False,
 ) -> Split:
     """Time decode steps around a context of `context` tokens (half before it, half after)."""
@@ -151,7 +177,7 @@ def measure(
         num_seqs,
         prompt_len=prompt_len,
         max_model_len=prompt_len + steps + 2,
-        prefix_caching=prefix_caching,
+        setting=setting,
         equal_lengths=equal_lengths,
     )
     for _ in range(WARMUP_STEPS):
@@ -253,15 +279,15 @@ def report_admission(num_repeats: int, *, as_json: bool) -> None:
             print(f"{texts[case]}: {us:.2f} us each (least {least:.2f})", flush=True)
 
 
-def best_of(num_seqs: int, settings: Sequence[bool], options: argparse.Namespace) -> list[Split]:
-    """The best repetition of each setting of prefix caching, measured in turn."""
+def best_of(num_seqs: int, settings: Sequence[Setting], options: argparse.Namespace) -> list[Split]:
+    """The best repetition of each setting, measured in turn."""
     runs = [
         [
             measure(
                 num_seqs,
                 context=options.context,
                 num_steps=options.steps,
-                prefix_caching=setting,
+                setting=setting,
                 equal_lengths=options.equal_lengths,
             )
             for setting in settings
@@ -273,20 +299,23 @@ def best_of(num_seqs: int, settings: Sequence[bool], options: argparse.Namespace
 
 def report_decode(options: argparse.Namespace) -> None:
     """Measure each N and print a table, or one JSON object a line."""
-    settings = (False, True) if options.prefix_caching else (False,)
+    cached = (False, True) if options.prefix_caching else (False,)
+    windows = (None,) if options.window is None else (None, options.window)
+    settings = [Setting(*pair) for pair in itertools.product(cached, windows)]
     if not options.json:
         print("microseconds a step, median")
-        print(f"{'N':>6}{'cached':>8}" + "".join(f"{name:>10}" for name in COLUMNS))
+        print(f"{'N':>6}{'cached':>8}{'groups':>8}" + "".join(f"{name:>10}" for name in COLUMNS))
     for num_seqs in map(int, options.ns.split(",")):
         for setting, split in zip(settings, best_of(num_seqs, settings, options), strict=True):
             if options.json:
-                row = {"n": num_seqs, "prefix_caching": setting, "us": round(split.total, 2)}
+                row = {"n": num_seqs, **asdict(setting), "us": round(split.total, 2)}
                 print(json.dumps(row), flush=True)
                 continue
             calls = (split.schedule, split.prepare_inputs, split.update)
             figures = (split.total, *calls, split.total / num_seqs)
             row_text = "".join(f"{us:>10.2f}" for us in figures[:-1]) + f"{figures[-1]:>10.4f}"
-            print(f"{num_seqs:>6}{'yes' if setting else 'no':>8}{row_text}", flush=True)
+            shown = f"{'yes' if setting.prefix_caching else 'no':>8}{1 + bool(setting.window):>8}"
+            print(f"{num_seqs:>6}{shown}{row_text}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -297,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, help="timed steps for each N")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (admission: ten times)")
     parser.add_argument("--prefix-caching", action="store_true", help="decode without and with it")
+    parser.add_argument("--window", type=int, help="decode without and with a window's group")
     parser.add_argument("--equal-lengths", action="store_true", help="no spread over a block")
     parser.add_argument("--admission", action="store_true", help="admission instead of decode")
     parser.add_argument("--json", action="store_true", help="one object a line")

@@ -16,10 +16,10 @@ from measuring import report_table
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagedserve.sampling.chunks import in_chunks
 from pagedserve.sampling.gpu_draw import RandomRows, draw_on_device
-from pagedserve.sampling.logprobs import top_logprobs
+from pagedserve.sampling.ops import in_chunks
 from pagedserve.sampling.rows import RowSampling
+from pagedserve.sampling.sampler import top_logprobs
 from pagedserve.sampling.tensors import ops_for
 
 PARAMETERS: dict[str, dict[str, Any]] = {

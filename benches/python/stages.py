@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pagedserve import LLM
 from pagedserve._core import Scheduler
 from pagedserve.attention.interface import PagedAttention
+from pagedserve.cache.layers import kv_bytes_per_block
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.modules import CpuRMSNorm, PackedGatedMLP, PackedLinear
@@ -162,6 +163,7 @@ def profile(
 
 def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[str, float]:
     """What the arithmetic and the memory of this machine allow, by stage."""
+    loaded = executor_of(llm).worker.loaded
     head = head_of(model_of(llm))
     weights = num_weights(model_of(llm))
     lengths = [(len(request["prompt"]), request["out"]) for request in requests]
@@ -170,7 +172,9 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
     num_sampled = sum(out for _, out in lengths)
     # A prompt reads itself once, and each later token all that are before it and itself.
     num_read = sum(prompt * out + out * (out - 1) // 2 for prompt, out in lengths)
-    token_bytes = executor_of(llm).worker.kv_bytes_per_block(1)
+    token_bytes = kv_bytes_per_block(
+        loaded.stored_layers, block_size=1, itemsize=loaded.dtype.itemsize
+    )
     return {
         "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),
         "linear layers": 2 * (weights - num_weights(head)) * num_tokens / (rates.gflops * 1e9),

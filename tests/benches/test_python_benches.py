@@ -54,11 +54,13 @@ def test_products_of_each_kind_of_weights(
 def test_border_prints_one_object_a_line(
     border: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    border.main(["--json", "--ns", "1,20", "--context", "64", "--steps", "10"])
+    options = ["--json", "--ns", "1,20", "--context", "64", "--steps", "10", "--window", "32"]
+    border.main(options)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["n"] for line in lines] == [1, 20]
+    settings = [(line["n"], line["window"]) for line in lines]
+    assert settings == [(1, None), (1, 32), (20, None), (20, 32)]
     for line in lines:
-        assert line.keys() == {"n", "prefix_caching", "us"}
+        assert line.keys() == {"n", "prefix_caching", "window", "us"}
         assert 0 < line["us"] < math.inf
 
 

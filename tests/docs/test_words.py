@@ -76,6 +76,9 @@ def pages() -> Texts:
 # Packages of Python whose prose is in the field's words; "" is the top level.
 PACKAGES: Final = (
     "",
+    "config",
+    "inputs",
+    "native",
     "engine",
     "server",
     "sampling",

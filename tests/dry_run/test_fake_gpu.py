@@ -25,10 +25,9 @@ from pagedserve.runner.graphs import DecodeGraphs
 from pagedserve.runner.model_runner import Forward, ModelRunner
 from pagedserve.runner.padded import ladder
 from pagedserve.runner.profile import peak_bytes, run_trial
-from pagedserve.sampling.logprobs import prompt_logprobs
 from pagedserve.sampling.on_gpu import GpuOps
 from pagedserve.sampling.rows import LogitsEdits, PromptTargets, RowSampling
-from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.sampler import Sampler, prompt_logprobs
 from tests.support.fake_cuda import GPU, FakeGpu
 from tests.support.fake_kernels import checked_kernels
 from tests.support.fake_model import MAX_LEN, VOCAB_SIZE, loaded_model

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pagedserve.collector import collector_paused
-from pagedserve.engine.grammar_lanes import GrammarLanes
-from pagedserve.engine.lanes import SMALL_COST, Lanes, input_cost
+from pagedserve.engine.lanes import SMALL_COST, GrammarLanes, Lanes, input_cost
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 

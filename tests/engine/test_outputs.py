@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request, RequestTable
-from pagedserve.engine.step_update import process_step, record_step
+from pagedserve.engine.step import process_step, record_step
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling.results import SampledRows

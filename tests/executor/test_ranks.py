@@ -1,13 +1,16 @@
 """Models that several processes share, against the same model in one process."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from pagedserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, TokensPrompt
+from pagedserve.models.load import read
 from tests.support.families import FAMILIES, save_family
+from tests.support.tiny import VOCAB_SIZE, save_llama_weights, save_tokenizer
 
 # Memory so short that requests are swapped, prompts in pieces, and prefixes that others have.
 TIGHT: dict[str, Any] = {
@@ -140,3 +143,43 @@ def test_draft_tokens_change_no_token_on_ranks(directories: dict[str, Path], siz
     finally:
         shared.llm_engine.shutdown()
     assert tokens_of(found) == tokens_of(wanted)
+
+
+class Reads:
+    """A file of tensors, or one tensor of it, which counts the names that are read."""
+
+    def __init__(self, inner: Any, names: Counter[str], name: str = "") -> None:
+        self._inner, self._names, self._name = inner, names, name
+
+    def get_slice(self, name: str) -> "Reads":
+        return Reads(self._inner.get_slice(name), self._names, name)
+
+    def __getitem__(self, part: Any) -> Any:
+        self._names[self._name] += 1
+        return self._inner[part]
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inner.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_the_check_of_shards_reads_the_first_layers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama_weights(tmp_path, num_hidden_layers=5, vocab_size=VOCAB_SIZE)
+    save_tokenizer(tmp_path)
+    names: Counter[str] = Counter()
+    opened: Any = vars(read)["safe_open"]
+    monkeypatch.setattr(read, "safe_open", lambda *a, **k: Reads(opened(*a, **k), names))
+    engine(tmp_path, 2, **ROOMY).llm_engine.shutdown()
+    times = {
+        layer: {names[name] for name in names if f"layers.{layer}." in name} for layer in range(5)
+    }
+    # Rank 0 reads its shards, and the first layer whole.
+    assert times == {0: {2}, **{layer: {1} for layer in range(1, 5)}}

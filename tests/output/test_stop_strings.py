@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request
-from pagedserve.engine.step_update import process_step
+from pagedserve.engine.step import process_step
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput

@@ -1,4 +1,4 @@
-"""Decoders that pool on two ranks give the vectors of transformers' model."""
+"""Models that pool on two ranks give the vectors of transformers' model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,9 @@ from transformers import AutoModelForSequenceClassification
 
 from pagedserve import LLM
 from tests.pooling.test_decoders import LAST, PROMPTS, expected, save_decoder  # noqa: F401
+from tests.pooling.test_encoders import PROMPTS as TEXTS
+from tests.pooling.test_encoders import embed
+from tests.pooling.test_encoders import expected as of_encoder
 from tests.support.classifiers import save_classifier
 
 SHARED: dict[str, Any] = {
@@ -44,6 +47,23 @@ def test_embeddings(
             outputs = llm.embed(GIVEN, use_tqdm=False)
             found = np.array([output.outputs.embedding for output in outputs])
             np.testing.assert_allclose(found, exact, rtol=5e-5, atol=5e-5)
+    finally:
+        llm.llm_engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("mean", 2), pytest.param("cls", 3, marks=pytest.mark.slow)]
+)
+def test_encoders(
+    save_bare: Callable[..., Path], write_rules: Callable[..., None], kind: str, size: int
+) -> None:
+    sizes = {"num_attention_heads": 2 * size, "num_key_value_heads": size, "hidden_size": 48}
+    directory = save_bare("eurobert", **sizes, intermediate_size=96)
+    write_rules(directory, {f"pooling_mode_{kind}_token{'s' * (kind == 'mean')}": True})
+    wanted = of_encoder(directory, lambda states: states.mean(0) if kind == "mean" else states[0])
+    llm = LLM(str(directory), **SHARED | {"tensor_parallel_size": size})
+    try:
+        np.testing.assert_allclose(embed(llm, TEXTS), wanted, atol=2e-5)
     finally:
         llm.llm_engine.shutdown()
 

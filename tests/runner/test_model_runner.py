@@ -10,7 +10,7 @@ import torch
 from pagedserve import _core
 from pagedserve.errors import StepError
 from pagedserve.executor.local import LocalExecutor
-from pagedserve.executor.protocol import ModelOutput, StepInput
+from pagedserve.executor.protocol import ModelOutput, StepInput, StepLimits
 from pagedserve.sampling.rows import RowSampling
 
 MakeScheduler = Callable[..., _core.Scheduler]
@@ -129,4 +129,7 @@ def test_a_step_after_one_of_another_executor_is_refused(
 
 
 def test_bytes_of_a_block_count_every_layer(executor: LocalExecutor) -> None:
-    assert executor.worker.kv_bytes_per_block(16) == 30 * 3 * (64 + 64) * 16 * 4
+    plan = executor.determine_num_blocks(
+        StepLimits(max_num_tokens=64, max_num_rows=4, max_model_len=64)
+    )
+    assert plan.block_bytes == 30 * 3 * (64 + 64) * 16 * 4

@@ -14,10 +14,10 @@ from torch import Tensor
 from pagedserve._core import cpu
 from pagedserve.errors import StepError
 from pagedserve.sampling.gpu_draw import RandomRows, draw_on_device
-from pagedserve.sampling.logprobs import top_logprobs
 from pagedserve.sampling.on_gpu import unpack_masks
 from pagedserve.sampling.on_host import HOST
 from pagedserve.sampling.rows import RowSampling
+from pagedserve.sampling.sampler import top_logprobs
 
 SIZES = (1, 2, 31, 64, 65, 700, 5000)
 samplings = st.builds(

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagedserve.sampling.logprobs import top_logprobs
 from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
-from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.sampler import Sampler, top_logprobs
 
 
 def naive_logprobs(logits: list[float]) -> list[float]:

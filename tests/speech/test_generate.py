@@ -57,6 +57,19 @@ def test_sounds_together_are_written_as_each_alone(listener: MakeListener, backe
     assert generate(llm, [heard(sound, IN_GERMAN) for sound in given], GREEDY) == expected
 
 
+@pytest.mark.slow
+def test_ranks_write_as_one_process(listener: MakeListener) -> None:
+    model, given = listener(), sounds(8)
+    expected = [
+        model.oracle.generate(sound, 20, language="de", task="transcribe") for sound in given
+    ]
+    llm = model.load(tensor_parallel_size=2)
+    try:
+        assert generate(llm, [heard(sound, IN_GERMAN) for sound in given], GREEDY) == expected
+    finally:
+        llm.llm_engine.shutdown()
+
+
 def test_the_language_is_found_where_none_is_named(listener: MakeListener) -> None:
     model, given = listener(), sounds(8)
     languages = [model.oracle.language(sound) for sound in given]

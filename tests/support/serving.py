@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request, RequestTable, Sequence, start_search
 from pagedserve.engine.row_sampler import RowSampler
-from pagedserve.engine.step_update import StepUpdate, process_step, record_step
+from pagedserve.engine.step import StepUpdate, process_step, record_step
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import Finish, StopRule
 from pagedserve.outputs import RequestMetrics, RequestOutput

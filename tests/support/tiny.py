@@ -53,10 +53,9 @@ def save_llama_weights(directory: Path, **config: Any) -> None:
     sizes = LlamaConfig(
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        **config,
+        **{"num_hidden_layers": 2} | config,
     )
     model = LlamaForCausalLM(sizes)
     enlarge_weights(model)

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from pagedserve.executor.launched import LaunchedRun
 from pagedserve.sampling.grammar import GrammarState
-from pagedserve.sampling.logprobs import prompt_logprobs
 from pagedserve.sampling.rows import LogitsEdits, PromptTargets, RowSampling
-from pagedserve.sampling.sampler import Sampler
+from pagedserve.sampling.sampler import Sampler, prompt_logprobs
 from tests.support.numpy_sampling import Expected, expected, log_softmax
 
 VOCAB_SIZE = 262  # of llguidance's tokenizer of bytes

@@ -1,6 +1,6 @@
 """``EngineArgs``: every option of an engine, each defined once.
 
-The tables of this room, one per concern, feed the arguments of ``LLM``, the command line,
+The tables of this package, one per concern, feed the arguments of ``LLM``, the command line,
 docs/options.md and the types in ``engine_options.py``.
 """
 

@@ -201,8 +201,9 @@ class ReplicatedEngine:
             if not stream.has_begun:
                 continue
             if progress.has_several:
-                texts = {i: self._whole(text, stream) for i, text in progress.requests.items()}
-                async with aclosing(merged(request.request_id, texts)) as outputs:
+                parts = {part.request_id: index for index, part in progress.requests.items()}
+                streams = [self._whole(part, stream) for part in progress.requests.values()]
+                async with aclosing(merged(request.request_id, parts, streams)) as outputs:
                     async for output in outputs:
                         yield output
                 return

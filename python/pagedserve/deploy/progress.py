@@ -4,12 +4,12 @@ A request for several completions resumes as one request for each unfinished com
 tokens differ.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from pagedserve.deploy.replica import ReplicaRequest
+from pagedserve.engine.client import merge_streams
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
@@ -66,25 +66,22 @@ def _text(request: ReplicaRequest, params: SamplingParams, index: int) -> Replic
 
 
 async def merged(
-    request_id: str, texts: Mapping[int, AsyncGenerator[RequestOutput, None]]
+    request_id: str,
+    parts: Mapping[str, int],
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Merge the outputs of one request per completion, by index, into those of one request."""
-    async with AsyncExitStack() as stack:
-        for outputs in texts.values():
-            await stack.enter_async_context(aclosing(outputs))
-        coming = {asyncio.ensure_future(anext(outputs)): index for index, outputs in texts.items()}
-        try:
-            while coming:
-                there, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-                for task in there:
-                    index, output = coming.pop(task), task.result()
-                    if not output.finished:
-                        coming[asyncio.ensure_future(anext(texts[index]))] = index
-                    for completion in output.outputs:
-                        completion.index = index
-                    output.request_id, output.finished = request_id, not coming
-                    yield output
-        finally:
-            for task in coming:
-                task.cancel()
-            await asyncio.gather(*coming, return_exceptions=True)
+    """Merge the outputs of one request per completion into those of one request.
+
+    Args:
+        request_id: Id of that request.
+        parts: Index of the completion of each request, by its id.
+        streams: Outputs of each.
+    """
+    num_left = len(streams)
+    async with aclosing(merge_streams(streams)) as outputs:
+        async for output in outputs:
+            num_left -= output.finished
+            for completion in output.outputs:
+                completion.index = parts[output.request_id]
+            output.request_id, output.finished = request_id, num_left == 0
+            yield output

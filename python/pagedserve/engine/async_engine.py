@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from pagedserve.config import EngineArgs
-from pagedserve.engine.grammar_lanes import GrammarLanes
 from pagedserve.engine.guard import ModelOwner
-from pagedserve.engine.lanes import Lanes, input_cost
+from pagedserve.engine.lanes import GrammarLanes, Lanes, input_cost
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.stats import EngineSnapshot

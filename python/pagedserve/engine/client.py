@@ -1,6 +1,8 @@
 """``EngineClient``: interface between a server and an engine, local or remote."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
 from pagedserve.engine.stats import EngineSnapshot
@@ -127,3 +129,30 @@ class ServedEngine(EngineClient, Protocol):
 
     def shutdown(self) -> None:
         """Stop; unfinished streams end with "abort"."""
+
+
+async def merge_streams(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[RequestOutput, None]:
+    """Outputs of several requests, in the order in which they arrive.
+
+    Args:
+        streams: Outputs of each; all are closed when the iteration ends.
+    """
+    async with AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(aclosing(stream))
+        coming = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
+        try:
+            while coming:
+                done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    stream = coming.pop(future)
+                    output = future.result()
+                    if not output.finished:
+                        coming[asyncio.ensure_future(anext(stream))] = stream
+                    yield output
+        finally:
+            for future in coming:
+                future.cancel()
+            await asyncio.gather(*coming, return_exceptions=True)

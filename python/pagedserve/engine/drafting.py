@@ -21,8 +21,7 @@ from pagedserve.drafts.model import DraftEngine, DraftModel
 from pagedserve.drafts.proposer import DraftedText, Proposer
 from pagedserve.engine.request import Request, Sequence
 from pagedserve.engine.stats import EngineStats
-from pagedserve.engine.step import Step
-from pagedserve.engine.step_update import StepUpdate
+from pagedserve.engine.step import Step, StepUpdate
 from pagedserve.errors import ConfigError
 from pagedserve.tokenizer import Tokenizer
 

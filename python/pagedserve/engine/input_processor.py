@@ -12,12 +12,12 @@ from typing import Final, Self
 
 from pagedserve._core import Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
-from pagedserve.engine.clock import request_time
 from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.grammars import LazyGrammarCompiler, grammar_of
 from pagedserve.engine.pooling_inputs import PoolingProcessor
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
+from pagedserve.engine.stats import request_time
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures

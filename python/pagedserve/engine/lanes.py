@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from pagedserve.engine.grammars import LazyGrammarCompiler
 from pagedserve.engine.stream import call_in, set_answer
 from pagedserve.inputs import Prompt
 from pagedserve.pooling_params import PoolingParams
@@ -195,3 +196,32 @@ def _prompt_cost(prompt: object) -> int:
         return len(prompt) if isinstance(prompt, Sized) else 0
     has_media = prompt.get("multi_modal_data") is not None
     return sum(map(_prompt_cost, prompt.values()), SMALL_COST + 1 if has_media else 0)
+
+
+class GrammarLanes:
+    """Compiles grammars without blocking an event loop or requests without grammars."""
+
+    def __init__(self) -> None:
+        """Prepare; threads start with their first grammar."""
+        self._lanes = Lanes("pagedserve-grammar")
+
+    async def wait(self, params: object, grammars: LazyGrammarCompiler, group: object) -> None:
+        """Compile the grammar of a request, if it is new.
+
+        Args:
+            params: Sampling parameters of the request.
+            grammars: Compiler.
+            group: The request; requests take turns with their grammars.
+
+        Raises:
+            RequestError: The grammar is invalid.
+        """
+        must_be = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if must_be is None or grammars.knows(must_be):
+            return
+        compiled = partial(grammars.compile, must_be)
+        await self._lanes.run(compiled, cost=len(must_be.definition), group=group)
+
+    def shutdown(self) -> None:
+        """Cancel waiting compilations; a running one completes."""
+        self._lanes.shutdown()

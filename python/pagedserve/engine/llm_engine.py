@@ -21,7 +21,6 @@ from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
 from pagedserve.engine.build import build, load
-from pagedserve.engine.decision_log import DecisionLog
 from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
 from pagedserve.engine.input_processor import InputProcessor
@@ -117,7 +116,7 @@ class LLMEngine(ModelOwner):
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
         )
         self._requests = RequestTable()
-        self._decision_log = DecisionLog(args, self._scheduler, self._requests)
+        self._logs_decisions = args.decision_log is not None
         self.stats = EngineStats()
         self._log_line = StatsLine()
         self._logs_stats = not args.disable_log_stats
@@ -328,7 +327,7 @@ class LLMEngine(ModelOwner):
             checks.refuse("request_id", request_id, "a string or a list of strings")
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         ended = self._loop.abort(names)
-        self._decision_log.flush()
+        self._flush_decision_log()
         return ended
 
     @exclusive
@@ -371,9 +370,19 @@ class LLMEngine(ModelOwner):
         if len(self._requests) and not self._loop.outputs and did_nothing:
             waiting = len(self._requests)
             raise InvariantError(f"the scheduler has nothing to do though {waiting} requests wait")
-        self._decision_log.flush()
+        self._flush_decision_log()
         if self._logs_stats and self._log_line.age() >= _STATS_INTERVAL:
             self.do_log_stats()
+
+    def _flush_decision_log(self) -> None:
+        """Flush the log if no request is left; report once if it ended with an error."""
+        if not self._logs_decisions:
+            return
+        if not len(self._requests):
+            self._scheduler.flush_log()
+        if (error := self._scheduler.log_error) is not None:
+            self._logs_decisions = False
+            logger.error("the decision log ends here, and requests continue: %s", error)
 
     @exclusive
     def restart(self) -> list[RequestOutput]:

@@ -24,14 +24,12 @@ from typing import Final
 import numpy as np
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
-from pagedserve.engine.clock import request_time
 from pagedserve.engine.drafting import Drafter
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.prompt_logprobs import record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
-from pagedserve.engine.stats import EngineStats, step_line
-from pagedserve.engine.step import Step, make_input
-from pagedserve.engine.step_update import StepUpdate, process_step, record_step
+from pagedserve.engine.stats import EngineStats, request_time, step_line
+from pagedserve.engine.step import Step, StepUpdate, make_input, process_step, record_step
 from pagedserve.executor.protocol import Executor, ModelOutput
 from pagedserve.output.stop import Finish
 from pagedserve.outputs import RequestOutput
@@ -254,7 +252,7 @@ class EngineLoop:
             return False
         if self._drafter is not None and self._drafter.may_draft(step.scheduled):
             return False
-        if step.may_go_on:
+        if step.may_continue:
             step.is_async = self._scheduler.update_async(step.scheduled.step_id)
         return step.is_async
 

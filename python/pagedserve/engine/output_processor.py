@@ -48,7 +48,7 @@ def make_output(request: Request) -> RequestOutput:
 
 def _completions(request: Request) -> list[CompletionOutput]:
     sequences = request.sequences
-    if request.params.chooses_best:
+    if not request.is_plain and request.params.chooses_best:
         # Stable: on ties the smaller index is first.
         sequences = sorted(sequences, key=lambda sequence: -sequence.cumulative_logprob)
         sequences = sequences[: request.params.n]

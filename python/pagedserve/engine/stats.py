@@ -1,4 +1,4 @@
-"""Counters of an engine, and its statistics line."""
+"""Counters of an engine, its statistics line, and the clock of its requests."""
 
 import time
 from bisect import bisect_left
@@ -15,6 +15,17 @@ from pagedserve.host_ops.threads import ThreadWaits
 
 if TYPE_CHECKING:  # `hit_rate` is also for programs without numpy
     from pagedserve.executor.protocol import ModelInfo
+
+_CLOCK_OFFSET: Final = time.time() - time.monotonic()
+
+
+def request_time() -> float:
+    """Seconds since 1970: the wall clock at the start plus a monotonic clock.
+
+    Differences stay correct when the machine's clock is set.  Times for people or other machines,
+    such as ``created`` of a response, come from ``time.time`` directly.
+    """
+    return time.monotonic() + _CLOCK_OFFSET
 
 
 @dataclass(slots=True)

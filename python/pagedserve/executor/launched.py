@@ -4,12 +4,11 @@ from collections.abc import Mapping
 
 from pagedserve.errors import StepError
 from pagedserve.executor.protocol import ModelOutput, StepHandle
-from pagedserve.sampling.logprobs import prompt_logprobs
 from pagedserve.sampling.on_host import HOST
 from pagedserve.sampling.ops import Array, SamplingOps
 from pagedserve.sampling.results import SampledRows
 from pagedserve.sampling.rows import PromptTargets
-from pagedserve.sampling.sampler import LaunchedSamples
+from pagedserve.sampling.sampler import LaunchedSamples, prompt_logprobs
 
 
 class LaunchedRun:

@@ -25,6 +25,7 @@ class StepExtras:
         token_types: Segment of each token of text pairs, int64 ``[T]``, for a pooling model.
         state_slots: Slot of each row's state, int32 ``[R]``, for ranks besides 0, whose buffers do
             not share it; None if the buffers have it.
+        cross: Likewise the states of each row's encoder, as in ``StepBuffers.cross_tables``.
     """
 
     adapters: Sequence[tuple[int, Mapping[str, LoraWeights]]] = ()
@@ -32,6 +33,7 @@ class StepExtras:
     encoder_states: Mapping[int, Tensor] = field(default_factory=dict)
     token_types: NDArray[np.int64] | None = None
     state_slots: NDArray[np.int32] | None = None
+    cross: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
 
 NO_EXTRAS: Final = StepExtras()

@@ -10,12 +10,10 @@ All ranks compute each step together; only this process samples and knows reques
 import os
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.config import EngineArgs
@@ -23,23 +21,20 @@ from pagedserve.device import choose_device
 from pagedserve.errors import ConfigError
 from pagedserve.executor.adapter_slots import AdapterSlots
 from pagedserve.executor.channel import StepChannel
-from pagedserve.executor.driver import Driver
 from pagedserve.executor.launched import LaunchedRun
+from pagedserve.executor.local import Driver, DriverExecutor
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.model_step import NO_EXTRAS, ModelStep
 from pagedserve.executor.processes import Backend, RankProcesses
-from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
+from pagedserve.executor.protocol import CacheShape, StepInput, StepLimits
 from pagedserve.executor.subprocesses import LocalBackend
 from pagedserve.executor.worker import Worker
-from pagedserve.inputs.prompt_images import PlacedImage
-from pagedserve.lora.host import HostAdapter
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import ExchangeError, MeetingPlace, RankGroup
-from pagedserve.runner.buffers import StepBuffers
 from pagedserve.sigint import sigint_deferred
 
 
-class RankedExecutor:
+class RankedExecutor(DriverExecutor):
     """Rank 0, which runs the other ranks; an ``Executor``."""
 
     def __init__(self, args: EngineArgs) -> None:
@@ -53,7 +48,6 @@ class RankedExecutor:
         check_split(args)
         self._args = args
         self._shape: CacheShape | None = None
-        self._driver: Driver | None = None
         self._channel: StepChannel | None = None
         self._adapters: AdapterSlots | None = None
         self._start()
@@ -107,21 +101,6 @@ class RankedExecutor:
         assert self._driver is not None  # noqa: S101  # while the ranks are alive
         return self._driver
 
-    @property
-    def worker(self) -> Worker:
-        """Holds the shard of this process and its KV pools; see ``driver``."""
-        return self.driver.worker
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """Properties of the model."""
-        return self.worker.model_info
-
-    @property
-    def buffers(self) -> StepBuffers:
-        """Arrays that the core fills before ``launch``; available after ``init_cache``."""
-        return self.worker.buffers
-
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """Compute the number of KV blocks, the minimum over all ranks."""
         self._ranks.ask("determine_num_blocks", limits)
@@ -145,20 +124,6 @@ class RankedExecutor:
         self._ranks.ask("init_cache", shape)
         self.worker.init_cache(shape, channel)
         self._ranks.answers()
-
-    def load_adapter(self, name: str, path: str) -> HostAdapter:
-        """Load the adapter of a directory into host memory; thread-safe, callable during a step."""
-        return self.driver.adapters.host.load(name, path)
-
-    def drop_adapter(self, ordinal: int) -> None:
-        """Evict an adapter from host memory once it is no longer referenced."""
-        self.driver.adapters.host.drop(ordinal)
-
-    def image_positions(
-        self, token_ids: Sequence[int], images: Sequence[PlacedImage]
-    ) -> NDArray[np.int64] | None:
-        """Positions ``[3, P]`` of a prompt of P tokens, for models with 3D positions."""
-        return self.driver.image_positions(token_ids, images)
 
     def launch(self, step: StepInput) -> LaunchedRun:
         """Launch one step on all ranks; see ``Executor``.
@@ -216,11 +181,7 @@ class RankedExecutor:
         """End the ranks, and free the shard of this process."""
         self._end()
         self._channel = None
-        if self._driver is None:
-            return
-        cuda, self._driver = self._driver.worker.cuda, None
-        if cuda is not None:
-            cuda.release_unused()
+        self._free_model()
 
 
 def _backend(args: EngineArgs) -> Backend:

@@ -1,33 +1,23 @@
 """``Worker``: one device with a model, or a rank's shard of it, its KV pools and forward pass."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import CacheEngine
-from pagedserve.cache.layers import (
-    WindowKind,
-    group_kind,
-    group_window,
-    kv_bytes_per_block,
-    split_layers,
-)
+from pagedserve.cache.layers import group_kind, group_window
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
 from pagedserve.errors import StepError
-from pagedserve.executor.memory import (
-    DEFAULT_KV_CACHE_BYTES,
-    MemoryPlan,
-    WindowNeed,
-    free_host_bytes,
-    plan_memory,
-)
+from pagedserve.executor.kv_plan import plan_kv_cache
+from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.model_options import check_model_options
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepLimits
-from pagedserve.executor.windows import window_need
 from pagedserve.inputs.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.encoder_decoder import no_states
@@ -121,69 +111,32 @@ class Worker:
             raise StepError("the executor has no KV cache yet: call init_cache first")
         return self._buffers
 
-    def kv_bytes_per_block(
-        self, block_size: int, group_window: int | None = None, kind: WindowKind = "window"
-    ) -> int:
-        """Bytes of one KV block over all layers except those of a group of windows or chunks.
+    def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
+        """Compute the number of KV blocks; on a GPU the largest steps are profiled.
 
         Raises:
-            ConfigError: The attention backend does not support the block size.
+            ConfigError: The attention backend does not support the block size, or memory is short.
         """
-        loaded = self.loaded
-        loaded.attention_backend.check_block_size(block_size)
-        layers, _ = split_layers(loaded.stored_layers, group_window, kind)
-        return kv_bytes_per_block(layers, block_size=block_size, itemsize=loaded.dtype.itemsize)
-
-    def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
-        """Compute the number of KV blocks; on a GPU the largest steps are profiled."""
-        args, cuda = self._args, self.cuda
+        args, cuda, loaded = self._args, self.cuda, self.loaded
         if cuda is None:
             args.check_without_gpu()
-        # Ranks on the CPU share the same memory.
-        num_parts = self._group.size if self._group is not None and cuda is None else 1
-        block_bytes = num_parts * self.kv_bytes_per_block(
-            args.block_size, limits.group_window, limits.group_kind
-        )
-        windows = self._window_need(limits, num_parts)
-        has_keys = block_bytes > 0 or windows is not None
-        available = None
-        is_free = args.num_gpu_blocks is None and args.kv_cache_memory is None
-        if cuda is not None and has_keys and is_free:
-            available = available_memory(
-                self.loaded, args, limits, cuda, captures_graphs=self._captures_graphs
-            )
-        return plan_memory(
-            block_bytes=block_bytes,
-            state_bytes=num_parts * state_bytes_per_slot(self.loaded.states),
-            max_num_seqs=limits.max_num_rows,
-            block_size=args.block_size,
-            weight_bytes=num_parts * self.loaded.weight_bytes,
-            free_bytes=free_host_bytes() if cuda is None else cuda.memory().free,
-            # GPU memory is for the cache; host memory is shared with other programs.
-            default_bytes=DEFAULT_KV_CACHE_BYTES if cuda is None else None,
-            num_gpu_blocks=args.num_gpu_blocks,
-            kv_cache_memory=args.kv_cache_memory,
-            max_model_len=args.max_model_len and args.max_model_len + limits.num_lookahead_slots,
-            longest=limits.max_model_len + limits.num_lookahead_slots,
-            swap_space=args.swap_space,
-            free_host_bytes=free_host_bytes(),
-            available=available,
-            windows=windows,
-        )
-
-    def _window_need(self, limits: StepLimits, num_parts: int) -> WindowNeed | None:
-        """Requirements of layers with windows or chunks, if they have separate blocks."""
-        _, layers = split_layers(self.loaded.stored_layers, limits.group_window, limits.group_kind)
-        block_size = self._args.block_size
-        return window_need(
+        loaded.attention_backend.check_block_size(args.block_size)
+        plan = partial(
+            plan_kv_cache,
+            args,
             limits,
-            block_size=block_size,
-            block_bytes=num_parts
-            * kv_bytes_per_block(
-                layers, block_size=block_size, itemsize=self.loaded.dtype.itemsize
-            ),
-            caches_prefixes=bool(self._args.enable_prefix_caching),
+            loaded.stored_layers,
+            itemsize=loaded.dtype.itemsize,
+            weight_bytes=loaded.weight_bytes,
+            state_bytes=state_bytes_per_slot(loaded.states),
         )
+        if cuda is None:
+            # Ranks on the CPU share the same memory.
+            return plan(num_parts=1 if self._group is None else self._group.size)
+        profile = partial(
+            available_memory, loaded, args, limits, cuda, captures_graphs=self._captures_graphs
+        )
+        return plan(free_bytes=lambda: cuda.memory().free, profile=profile)
 
     def init_cache(self, shape: CacheShape, memory: StepMemory | None = None) -> None:
         """Allocate pools and step buffers; ``memory`` is shared memory that other ranks read."""
@@ -242,7 +195,8 @@ class Worker:
             self.adapters.load(slot, weights)
         if extras.state_slots is not None:
             self.buffers.state_slots[: step.sizes.num_rows] = extras.state_slots
-        self.cache.move(step.moves)
+        if step.moves:
+            self.cache.move(step.moves)
         if step.sizes.num_rows == 0:
             return torch.empty(0, self.loaded.vocab_size)
         if pools_others(self.loaded):
@@ -260,7 +214,9 @@ class Worker:
         if self._no_states is None:
             return None
         sizes, buffers = step.sizes, self.buffers
-        tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
+        tables = step.extras.cross
+        if tables is None:
+            tables = buffers.cross_tables(sizes.num_rows, sizes.max_num_cross_blocks)
         layout = buffers.layout(sizes, self.cache.block_size)
         return CrossStep.of(layout, *tables, step.extras.encoder_states, self._no_states)
 

@@ -118,9 +118,7 @@ def check_encoder_decoder(
     """
     with refusing_failures(model), torch.inference_mode():
         prompts = [prompt_of(model, length) for length in _DECODED]
-        with using_attention(model, "eager"):
-            own = _test_states(model)
-            expected = [_own_logits(model, *pair) for pair in zip(own, prompts, strict=True)]
+        expected = reference_logits(model)
         list_biases(model)
         layers = _find_layers(model)
         states = _test_states(model)
@@ -128,6 +126,15 @@ def check_encoder_decoder(
     differ = "over paged attention its logits differ from its own"
     compare(model, found, expected, TOLERANCE[model.dtype], differ)
     return layers
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel) -> list[Tensor]:
+    """Logits, float32 ``[T, V]``, of test prompts with the model's original attention."""
+    prompts = [prompt_of(model, length) for length in _DECODED]
+    with using_attention(model, "eager"):
+        states = _test_states(model)
+        return [_own_logits(model, *pair) for pair in zip(states, prompts, strict=True)]
 
 
 def _test_states(model: PreTrainedModel) -> list[Tensor]:

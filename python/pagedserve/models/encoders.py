@@ -5,10 +5,12 @@ previous one's contents.  A check compares their states with those of the model'
 for a batch of prompts in another order, over memory full of NaN.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
@@ -55,8 +57,7 @@ def check_encoder(
         prompts = [
             prompt_of(model, min(length, max_model_len)) for length in (longest, *_LENGTHS[1:])
         ]
-        with using_attention(model, "eager"):
-            expected = [flat_batch_hidden_states(model, prompt[None]) for prompt in prompts]
+        expected = _own_states(model, prompts)
         for order in ([0, 1, 2], [2, 0, 1]):
             found = encoder_hidden_states(
                 model, layers, [prompts[place] for place in order], backend
@@ -65,6 +66,18 @@ def check_encoder(
             in_order = [expected[place] for place in order]
             compare(model, found, in_order, TOLERANCE[model.dtype], differ)
     return layers
+
+
+def reference_states(model: PreTrainedModel, *, max_model_len: int) -> list[Tensor]:
+    """States ``[T, F]`` of test prompts with the model's original attention."""
+    with torch.inference_mode():
+        prompts = [prompt_of(model, min(length, max_model_len)) for length in _LENGTHS]
+        return _own_states(model, prompts)
+
+
+def _own_states(model: PreTrainedModel, prompts: Sequence[Tensor]) -> list[Tensor]:
+    with using_attention(model, "eager"):
+        return [flat_batch_hidden_states(model, prompt[None]) for prompt in prompts]
 
 
 def _find_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:

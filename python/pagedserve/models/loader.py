@@ -1,19 +1,15 @@
 """Model loader: from the engine's arguments to a model that passed the check of paged attention."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.backends import choose_backend
@@ -29,13 +25,22 @@ from pagedserve.host_ops.capabilities import use_instructions
 from pagedserve.inputs.encoder_prompts import EncoderDecoder
 from pagedserve.inputs.images import TEXT_ALONE
 from pagedserve.models.attention_function import register
+from pagedserve.models.check.first_layers import (
+    config_of_first_layers,
+    first_layers,
+    num_first_layers,
+)
 from pagedserve.models.check.image_check import check_images, image_check_of
-from pagedserve.models.check.numerics import vocab_size
-from pagedserve.models.check.probe import Probe, ProbeResult, check_replaced, probe_model
+from pagedserve.models.check.numerics import TOLERANCE, NumericsCheck, compare, vocab_size
+from pagedserve.models.check.probe import ProbeResult, check_replaced, probe_model
 from pagedserve.models.check.probe_cache import ProbeCacheEntry
 from pagedserve.models.classifiers import EncoderHead, with_class_head
-from pagedserve.models.encoder_decoder import check_encoder_decoder, encoder_decoder_of
-from pagedserve.models.encoders import check_encoder
+from pagedserve.models.encoder_decoder import (
+    check_encoder_decoder,
+    encoder_decoder_of,
+    reference_logits,
+)
+from pagedserve.models.encoders import check_encoder, reference_states
 from pagedserve.models.families.prepare import prepare_model
 from pagedserve.models.fused.choose import choose_kernels, replace_modules_of, with_fewer
 from pagedserve.models.fused.cpu.replace import weight_bytes
@@ -179,6 +184,7 @@ class _Loading:
     max_model_len: int
     rules: PoolingRules | None
     group: RankGroup | None = None
+    reference: PreTrainedConfig | None = None  # of a part of the model, as a reference of shards
 
     @property
     def names_classes(self) -> bool:
@@ -208,6 +214,7 @@ class _Loading:
                     self.config.load_format,
                     self.group,
                     quantizes=self.config.quantization is not None,
+                    config=self.reference,
                 )
         cast(nn.Module, model).to(self.device).eval()
         return model
@@ -295,12 +302,14 @@ class _Loading:
             ConfigError: modules are to be replaced.
         """
         self._keep_modules("an encoder")
-        whole = self.read(AutoModelForSequenceClassification if self.names_classes else AutoModel)
+        whole = self.read(self._encoder_class)
         num_bytes = weight_bytes(whole)
         head = EncoderHead(whole, self.max_model_len) if self.names_classes else None
         model = whole if head is None else head.encoder
         prepare_model(model, self.max_model_len)
         layers = check_encoder(model, max_model_len=self.max_model_len, backend=self.backend)
+        states = partial(reference_states, max_model_len=self.max_model_len)
+        self._check_shards(model, states, _Loading.load_bare_encoder)
         if head is not None:
             head.check(layers, self.backend, rules.pooling_type)
         return self._loaded(
@@ -327,13 +336,53 @@ class _Loading:
                 "device='cpu'"
             )
         model = self.load()
+        layers = check_encoder_decoder(model, self.backend)
+        self._check_shards(model, reference_logits, _Loading.load)
         return self._loaded(
             model,
-            check_encoder_decoder(model, self.backend),
+            layers,
             vocab_size=vocab_size(model),
             selects_logits=False,
             encoder_decoder=encoder_decoder_of(model, self.config),
         )
+
+    @property
+    def _encoder_class(self) -> Any:
+        return class_to_load(self.files.hf_config, self.rules, is_encoder=True)
+
+    def load_bare_encoder(self) -> PreTrainedModel:
+        """Load an encoder without the head of a classifier."""
+        whole: Any = self.read(self._encoder_class)
+        model: PreTrainedModel = whole.base_model if self.names_classes else whole
+        prepare_model(model, self.max_model_len)
+        return model
+
+    def _check_shards(
+        self,
+        model: PreTrainedModel,
+        results: Callable[[PreTrainedModel], list[Tensor]],
+        load: "Callable[[_Loading], PreTrainedModel]",
+    ) -> None:
+        """Compare results of a sharded model with those of the whole one; see `_whole`.
+
+        Raises:
+            UnsupportedModelError: they differ.
+        """
+        if self.group is None:
+            return
+        found = results(model)
+
+        def check() -> None:
+            differ = f"shared by {self.config.tensor_parallel_size} ranks its results differ"
+            expected = results(load(self._whole))
+            compare(model, found, expected, TOLERANCE[self.dtype], differ)
+
+        self.group.from_first(check)
+
+    @property
+    def _whole(self) -> "_Loading":
+        """Parameters for loading the whole model in this process, as a reference of shards."""
+        return replace(self, group=None, device=torch.device("cpu"))
 
     def _keep_modules(self, what: str) -> None:
         for name in ("quantization", "cpu_kernels"):
@@ -358,7 +407,7 @@ class _Loading:
         model = self.load()
         probe = probe_model(model, max_model_len=self.max_model_len, backend=self.backend)
         if self.group is not None:
-            self.group.from_first(lambda: self._compare_with_whole(probe))
+            self._compare_with_whole(model, probe.numerics, self.group)
         images = image_check_of(model, self.config, probe, self.max_model_len)
         while kernels != "generic":
             replaced = self.replace(model, probe.result, kernels)
@@ -378,17 +427,39 @@ class _Loading:
         result = check_images(model, images, probe, self.config.quantization)
         return model, replace(result, kernels=kernels), replaced
 
-    def _compare_with_whole(self, probe: Probe) -> None:
+    def _compare_with_whole(
+        self, model: PreTrainedModel, numerics: NumericsCheck, group: RankGroup
+    ) -> None:
         """Compare the logits of a sharded model with those of the whole model.
 
-        Incorrect shards agree with each other, so no other check would detect them.
+        Incorrect shards agree with each other, so no other check would detect them.  Rank 0 reads
+        the first layers of the whole model, or all of it if they are too different.
 
         Raises:
             UnsupportedModelError: they differ.
         """
-        whole = replace(self, group=None, device=torch.device("cpu")).load()
-        differ = f"shared by {self.config.tensor_parallel_size} ranks its logits differ"
-        probe.numerics.compare_with(whole, differ)
+        differ = f"shared by {group.size} ranks its logits differ"
+        number, expected = num_first_layers(model), None
+        if number is not None:
+            with first_layers(model, number):
+                expected = numerics.own_logits(model)
+
+        def compare_on_first() -> None:
+            whole = None if number is None else self._load_first_layers(number)
+            if whole is None:
+                numerics.compare_with(self._whole.load(), differ)
+            else:
+                numerics.compare_with(whole, differ, expected)
+
+        group.from_first(compare_on_first)
+
+    def _load_first_layers(self, number: int) -> PreTrainedModel | None:
+        """Load the first layers of the whole model; None if their config is not valid."""
+        config = config_of_first_layers(self.files.hf_config, number)
+        try:
+            return replace(self._whole, reference=config).load()
+        except PagedServeError:
+            return None
 
 
 def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:

@@ -71,7 +71,7 @@ class Checkpoint:
     def of_directory(cls, model: str, directory: Path, config: DecoderConfig) -> Self:
         """Weights of the safetensors files of a directory, checked; see `check`.
 
-        As in transformers, files with a head of its own have it, whatever the config says.
+        As in transformers, a head that the files have is read, whatever the config says.
         """
         try:
             tensors = _tensors_of(directory)
@@ -97,7 +97,7 @@ class Checkpoint:
         ).check()
 
     def check(self) -> Self:
-        """Check that all weights are there, have their shapes, and are of known types.
+        """Check that all weights exist, have their shapes, and are of known types.
 
         Raises:
             ModelLoadError: Names the first weight that does not fit.
@@ -157,7 +157,7 @@ class Checkpoint:
         return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(-1)
 
     def check_finite(self, name: str, num_odd: int) -> None:
-        """Refuse a tensor of which so many numbers are not finite.
+        """Refuse a tensor of which `num_odd` numbers, above 0, are not finite.
 
         Raises:
             ModelLoadError: There are any.

@@ -6,15 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import instructions_in_use
-from pagedserve.cache.layers import group_window, kv_bytes_per_block, split_layers
+from pagedserve.cache.layers import group_window
 from pagedserve.config import EngineArgs
 from pagedserve.errors import StepError
+from pagedserve.executor.kv_plan import plan_kv_cache
 from pagedserve.executor.launched import LaunchedRun, tokens_of
-from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
+from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.model_options import check_model_options
 from pagedserve.executor.numpy_buffers import NumpyBuffers, StepArrays
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
-from pagedserve.executor.windows import window_need
 from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
 from pagedserve.native.adapters import NativeAdapters
@@ -25,7 +25,7 @@ from pagedserve.native.pools import KVPools
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.on_host import HostOps
-from pagedserve.sampling.processors import run_on_array, run_with_torch
+from pagedserve.sampling.processors import run_on_array, run_on_tensor
 from pagedserve.sampling.sampler import Sampler
 
 
@@ -41,7 +41,7 @@ class NativeExecutor:
         self._pools: KVPools | None = None
         self._adapters: NativeAdapters | None = NativeAdapters(args, loaded.model)
         num_threads = loaded.model.num_threads
-        run = run_with_torch if gives_tensors(args) else run_on_array
+        run = run_on_tensor if gives_tensors(args) else run_on_array
         self._ops = HostOps(run, num_threads=lambda: num_threads)
         self._sampler = Sampler(self._ops)
 
@@ -96,28 +96,12 @@ class NativeExecutor:
         """Compute the number of KV blocks."""
         args, model = self._args, self.loaded.model
         args.check_without_gpu()
-        others, windowed = (
-            kv_bytes_per_block(layers, block_size=args.block_size, itemsize=itemsize(model.dtype))
-            for layers in split_layers(model.config.layer_shapes, limits.group_window)
-        )
-        return plan_memory(
-            block_bytes=others,
-            block_size=args.block_size,
-            max_num_seqs=limits.max_num_rows,
+        return plan_kv_cache(
+            args,
+            limits,
+            model.config.layer_shapes,
+            itemsize=itemsize(model.dtype),
             weight_bytes=model.weight_bytes,
-            free_bytes=free_host_bytes(),
-            num_gpu_blocks=args.num_gpu_blocks,
-            kv_cache_memory=args.kv_cache_memory,
-            max_model_len=args.max_model_len and args.max_model_len + limits.num_lookahead_slots,
-            longest=limits.max_model_len + limits.num_lookahead_slots,
-            swap_space=args.swap_space,
-            free_host_bytes=free_host_bytes(),
-            windows=window_need(
-                limits,
-                block_size=args.block_size,
-                block_bytes=windowed,
-                caches_prefixes=bool(args.enable_prefix_caching),
-            ),
         )
 
     def init_cache(self, shape: CacheShape) -> None:
@@ -136,8 +120,10 @@ class NativeExecutor:
         sizes, rows, model = step.sizes, step.rows, self.loaded.model
         arrays, pools = self.buffers.arrays(sizes), self._pools
         assert pools is not None  # noqa: S101  # the buffers come with them
-        self.adapters.load(step.adapters)
-        pools.move(step.moves, model.num_threads)
+        if step.adapters:
+            self.adapters.load(step.adapters)
+        if step.moves:
+            pools.move(step.moves, model.num_threads)
         if sizes.num_rows == 0:
             return LaunchedRun()
         if (previous := tokens_of(step.after)) is not None:

@@ -90,7 +90,7 @@ def _own(family: DecoderFamily, metadata: Mapping[str, Any], key: str, default: 
 
 
 def _fields_of(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with a key of their own."""
+    """Fields that have a key in the file."""
     values = {field: _own(family, metadata, key) for key, field in _KEYS.items()}
     fields = {field: value for field, value in values.items() if value is not None}
     for field in ("hidden_size", "num_attention_heads"):

@@ -31,7 +31,7 @@ from pagedserve.native.pooling import as_generative, find_pooling, with_head
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.regular_files import is_file, read_json
 
-# Gates and what they gate take turns in panels, so many features each.
+# Gates and what they gate alternate in panels of this many features.
 _GATE_FEATURES: Final = 32
 
 

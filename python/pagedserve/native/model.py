@@ -13,13 +13,61 @@ from numpy.typing import NDArray
 
 from pagedserve._core.cpu import DecoderLayer, PackedWeights, rms_norm
 from pagedserve.executor.numpy_buffers import StepArrays
+from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapter_groups import AdapterGroups
-from pagedserve.models.rotary import Rope
-from pagedserve.native.angles import Angles
+from pagedserve.models.rotary import Rope, half_angles
 from pagedserve.native.config import DecoderConfig
-from pagedserve.native.embedding import Embedding
-from pagedserve.native.numbers import ComputeDtype, widen
+from pagedserve.native.numbers import ComputeDtype, empty, narrow, rounded, widen
 from pagedserve.native.pools import LayerPool
+from pagedserve.native.tensor_names import safetensors_names
+
+
+class Embedding:
+    """An embedding, with the adapters of its slots.
+
+    Attributes:
+        targets: Tokens and features, by its name in transformers' model.
+    """
+
+    def __init__(self, weights: PackedWeights, config: DecoderConfig, dtype: ComputeDtype) -> None:
+        """Store the weights; those of the head if they are tied."""
+        self._name = safetensors_names(config).embedding.removesuffix(".weight")
+        self.targets = {self._name: (config.vocab_size, config.hidden_size)}
+        self._weights = weights
+        self._dtype: ComputeDtype = dtype
+        self._size = config.hidden_size
+        self._scale = np.float32(1)
+        if config.family.scales_embeddings:
+            self._scale = rounded(np.array([config.hidden_size**0.5], np.float32), dtype)[0]
+        self._slots: dict[int, LoraWeights] = {}
+
+    def load(self, slot: int, weights: Mapping[str, LoraWeights]) -> None:
+        """Load these weights, by name, into a slot, replacing its contents."""
+        self._slots.pop(slot, None)
+        if self._name in weights:
+            self._slots[slot] = weights[self._name]
+
+    def states(
+        self, token_ids: NDArray[np.int32], adapters: AdapterGroups | None, num_threads: int
+    ) -> NDArray[np.generic]:
+        """Hidden states ``[T, F]`` of tokens.
+
+        Args:
+            token_ids: The tokens, int32 ``[T]``.
+            adapters: Those with adapters; None without any.
+            num_threads: Threads that gather.
+        """
+        hidden = empty((len(token_ids), self._size), self._dtype)
+        self._weights.gather(token_ids, hidden.ctypes.data, num_threads)
+        if self._scale != 1:
+            hidden = narrow(widen(hidden, self._dtype) * self._scale, self._dtype)
+        for slot, rows in () if adapters is None else adapters.of_slots():
+            if slot in self._slots:
+                a, b = self._slots[slot]
+                changes = self._scale * (a[:, token_ids[rows]].T @ b.T)
+                hidden[rows] = narrow(widen(hidden[rows], self._dtype) + changes, self._dtype)
+        return hidden
+
 
 # Matrix products of a decoder layer, some of several linear layers.
 Product: TypeAlias = Literal["qkv", "output", "gate_up", "down"]
@@ -99,14 +147,11 @@ class NativeModel:
         adapters, of_samples = _adapter_groups(step, index)
         hidden = self.embedding.states(step.token_ids, adapters, self.num_threads)
         address, size = hidden.ctypes.data, self.config.head_size
+        rotations = self._rotations(step.positions)
         # Without rotation no angle is read.
         angles: dict[Rope | None, tuple[int, int, int]] = {None: (address, address, 0)}
-        computed = [
-            (rope, Angles.of(frequencies, step.positions, self.dtype))
-            for rope, frequencies in self._frequencies.items()
-        ]
-        for rope, found in computed:
-            angles[rope] = (found.cosines.ctypes.data, found.sines.ctypes.data, size)
+        for rope, (cosines, sines) in rotations.items():
+            angles[rope] = (cosines.ctypes.data, sines.ctypes.data, size)
         for layer, config, pool in zip(self.layers, self.config.layers, pools, strict=True):
             blocks = step.of_group(pool.group)
             layer.decoder.forward(
@@ -127,6 +172,18 @@ class NativeModel:
         if self.head is None:
             return widen(states, self.dtype)
         return self._logits(states, self.head, of_samples)
+
+    def _rotations(self, positions: NDArray[np.int64]) -> dict[Rope, list[NDArray[np.generic]]]:
+        """Cosines and sines of positions ``[T]`` in the model's dtype, ``[T, head_size]`` each."""
+
+        def doubled(half: NDArray[np.float32]) -> NDArray[np.generic]:
+            rounded_half = narrow(half, self.dtype)
+            return np.concatenate((rounded_half, rounded_half), axis=1)
+
+        return {
+            rope: [doubled(half) for half in half_angles(frequencies, positions)]
+            for rope, frequencies in self._frequencies.items()
+        }
 
     def _normalized(self, hidden: NDArray[np.generic]) -> NDArray[np.generic]:
         """Apply the last norm to hidden states ``[N, F]``, in place."""

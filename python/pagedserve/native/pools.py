@@ -27,20 +27,17 @@ class LayerPool:
 
     Attributes:
         memory: Its bytes, which nothing but the kernels reads or writes.
+        address: Address of the first block.
         num_blocks: Blocks.
         block_size: Tokens per block.
         group: Index of its KV group.
     """
 
     memory: NDArray[np.uint8]
+    address: int
     num_blocks: int
     block_size: int
     group: int
-
-    @property
-    def address(self) -> int:
-        """Address of the first block."""
-        return int(self.memory.ctypes.data)
 
 
 class KVPools:
@@ -73,7 +70,7 @@ class KVPools:
 
     def _pool(self, num_blocks: int, block_size: int, group: int) -> LayerPool:
         memory = bytes_in_huge_pages(num_blocks * self._block_bytes)
-        return LayerPool(memory, num_blocks, block_size, group)
+        return LayerPool(memory, int(memory.ctypes.data), num_blocks, block_size, group)
 
     def move(self, step: Sequence[BlockMoves], num_threads: int) -> None:
         """Execute the moves of a step in each group's pools: swap out, swap in, copy."""

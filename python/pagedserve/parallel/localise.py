@@ -29,9 +29,7 @@ _GATHERED: Final = ("colwise_gather_output", "colwise_rep")
 
 def split_options(plan: ShardPlan) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` with which each rank loads its shard."""
-    return {
-        "distributed_config": DistributedConfig(tp_size=plan.size, tp_plan=plan.overrides or None)
-    }
+    return {"distributed_config": DistributedConfig(tp_size=plan.size, tp_plan=plan.given or None)}
 
 
 def localise(
@@ -75,11 +73,13 @@ def localise(
 
 
 def _count_groups(modules: Mapping[str, Any], plan: ShardPlan) -> None:
-    """Count the queries of each KV head on this rank.
+    """Count the heads, or the queries of each KV head, on this rank.
 
     transformers' attention repeats keys by the number; ours uses the shapes.
     """
     for name, module in modules.items():
+        if plan.is_own and plan.style_of(f"{name}.k_proj") == "colwise":
+            module.num_heads //= plan.size
         if starred(f"{name}.k_proj") in plan.overrides and hasattr(module, "num_key_value_groups"):
             groups = module.num_key_value_groups
             module.num_key_value_groups = groups * plan.kv_heads // plan.size

@@ -29,6 +29,17 @@ _SPLITTING: Final = frozenset(
         "embedding_colwise",
     }
 )
+# Styles of a decoder layer with cross-attention, as in Bart, Marian and Whisper, for which
+# transformers has no plan.
+_CROSS_LAYER: Final = {
+    **{
+        f"{attention}.{projection}": "rowwise" if projection == "out_proj" else "colwise"
+        for attention in ("self_attn", "encoder_attn")
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj")
+    },
+    "fc1": "colwise",
+    "fc2": "rowwise",
+}
 # Minimum split fraction of layers' bytes; norms, routers and few KV heads are replicated.
 _LEAST_SPLIT: Final = 0.75
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -42,6 +53,7 @@ class ShardPlan:
         size: Number of ranks.
         styles: Styles by the names of modules and parameters, stars for numbers.
         overrides: Styles that differ from transformers'.
+        is_own: Whether transformers has no plan, and the styles are ours.
         kv_heads: Number of KV heads if lower than that of ranks, so that some are replicated; else
             0.
     """
@@ -50,15 +62,16 @@ class ShardPlan:
     styles: dict[str, str]
     overrides: dict[str, str] = field(default_factory=dict)
     kv_heads: int = 0
+    is_own: bool = False
 
     def style_of(self, name: str) -> str | None:
         """Style of a module or parameter by its name; None if the plan has none."""
         return self.styles.get(starred(name))
 
     @property
-    def key_value_names(self) -> frozenset[str]:
-        """Modules whose heads are equal on some ranks, stars for numbers."""
-        return frozenset(self.overrides)
+    def given(self) -> dict[str, str]:
+        """Styles that transformers' plan does not have."""
+        return self.styles if self.is_own else self.overrides
 
 
 def starred(name: str) -> str:
@@ -81,6 +94,9 @@ def read_plan(auto_class: Any, config: PreTrainedConfig, size: int) -> ShardPlan
         model: PreTrainedModel = auto_class.from_config(config)
     name = type(model).__name__
     styles = dict(getattr(model, "tp_plan", None) or {})
+    is_own = not styles
+    if is_own:
+        styles = _cross_plan(model)
     if not styles:
         raise _refusal(name, size, "transformers has no plan for splitting it")
     num_heads, kv_heads = _heads(config)
@@ -101,7 +117,8 @@ def read_plan(auto_class: Any, config: PreTrainedConfig, size: int) -> ShardPlan
         }
         if not overrides:
             raise _refusal(name, size, f"it has {kv_heads} KV heads, packed with its queries")
-    plan = ShardPlan(size, styles | overrides, overrides, kv_heads if overrides else 0)
+    kv_heads = kv_heads if overrides else 0
+    plan = ShardPlan(size, styles | overrides, overrides, kv_heads, is_own=is_own)
     share = _split_share(model, plan)
     if share < _LEAST_SPLIT:
         raise _refusal(
@@ -113,8 +130,18 @@ def read_plan(auto_class: Any, config: PreTrainedConfig, size: int) -> ShardPlan
     return plan
 
 
-def _heads(config: PreTrainedConfig) -> tuple[int, int]:
-    text_config: Any = config.get_text_config()
+def _cross_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Styles for the decoder of an encoder-decoder; empty for other layers than `_CROSS_LAYER`."""
+    styles = {f"model.decoder.layers.*.{name}": style for name, style in _CROSS_LAYER.items()}
+    names = {starred(name) for name, _ in model.named_modules()}
+    return styles if styles.keys() <= names else {}
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Query and KV heads of a layer; of an encoder-decoder those of its decoder."""
+    if config.is_encoder_decoder and hasattr(config, "decoder_attention_heads"):
+        return config.decoder_attention_heads, config.decoder_attention_heads
+    text_config = config.get_text_config()
     num_heads = int(text_config.num_attention_heads)
     return num_heads, int(getattr(text_config, "num_key_value_heads", None) or num_heads)
 
@@ -122,7 +149,7 @@ def _heads(config: PreTrainedConfig) -> tuple[int, int]:
 def _split_share(model: PreTrainedModel, plan: ShardPlan) -> float:
     """Fraction of the bytes of the decoder's layers that is split, or replicated by necessity.
 
-    A vision encoder is not counted: its images are encoded by one rank for all.
+    An encoder beside it is not counted: one rank encodes images and prompts for all.
     """
     split = total = 0
     decoder: Any = model.get_decoder()

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedserve.device import Cuda
-from pagedserve.sampling.chunks import in_chunks, select_rows
 from pagedserve.sampling.gpu_draw import RandomRows, draw_on_device
+from pagedserve.sampling.ops import in_chunks, select_rows
+from pagedserve.sampling.processors import run_on_tensor
 from pagedserve.sampling.results import PositionLogprobs
 from pagedserve.sampling.rows import RowSampling
-from pagedserve.sampling.tensor_processors import run_on_tensor
 from pagedserve.sampling_params import LogitsProcessor
 
 

@@ -4,7 +4,7 @@
 `pagedserve.sampling.on_gpu` with torch.  All else of the sampler is written once, over these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -33,7 +33,7 @@ class SamplingOps(Protocol):
 
     @property
     def max_elements(self) -> int:
-        """Maximum elements of an intermediate array; see `pagedserve.sampling.chunks`."""
+        """Maximum elements of an intermediate array; see `in_chunks`."""
 
     def inference(self) -> AbstractContextManager[object]:
         """Context of all work on the arrays."""
@@ -144,3 +144,20 @@ class SamplingOps(Protocol):
         Raises:
             Exception: anything that the processor raises.
         """
+
+
+def in_chunks(
+    rows: Sequence[int] | NDArray[np.int64], vocab_size: int, ops: SamplingOps
+) -> Iterator[NDArray[np.int64]]:
+    """Split row indices into chunks of at most ``ops.max_elements`` logits."""
+    size = max(1, ops.max_elements // vocab_size)
+    for start in range(0, len(rows), size):
+        yield np.asarray(rows[start : start + size])
+
+
+def select_rows(values: Array, index: NDArray[np.int64], ops: SamplingOps) -> Array:
+    """Select rows in ascending order: a view if they are contiguous."""
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index):
+        return values[first : last + 1]
+    return ops.copy_rows(values, index)

@@ -54,15 +54,29 @@ def run_on_array(
     return None
 
 
-def run_with_torch(
+def run_on_tensor(
     processor: Callable[[list[int], Any], object],
     token_ids: list[int],
-    logits: NDArray[np.float32],
+    logits: Array,
 ) -> str | None:
     """`SamplingOps.run_processor` for processors of tensors; imports torch for the first one."""
-    from pagedserve.sampling.tensor_processors import run_on_tensor
+    import torch
 
-    return run_on_tensor(processor, token_ids, logits)
+    with torch.inference_mode():
+        row = torch.as_tensor(logits)
+        result = processor(token_ids, row.clone())
+        wanted = f"expected a dense float tensor of shape [{len(row)}]"
+        if not isinstance(result, torch.Tensor):
+            return f"returned {type(result).__name__}, {wanted}"
+        is_dense = result.layout is torch.strided and not result.is_meta
+        if result.shape != row.shape or not (result.is_floating_point() and is_dense):
+            kind = str(result.dtype).removeprefix("torch.")
+            layout = "" if is_dense else "meta " if result.is_meta else f"{result.layout} "
+            return f"returned {layout}{kind} {list(result.shape)}, {wanted}"
+        if result.isnan().any():
+            return "returned NaN"
+        row.copy_(result)
+        return None
 
 
 def _run(

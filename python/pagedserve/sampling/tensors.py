@@ -6,7 +6,7 @@ from torch import Tensor
 from pagedserve.device import Cuda
 from pagedserve.sampling.on_host import HostOps
 from pagedserve.sampling.ops import Array, SamplingOps
-from pagedserve.sampling.tensor_processors import run_on_tensor
+from pagedserve.sampling.processors import run_on_tensor
 
 
 def ops_for(cuda: Cuda | None) -> SamplingOps:

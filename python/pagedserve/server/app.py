@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
-from pagedserve.engine.clock import request_time
+from pagedserve.engine.stats import request_time
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.server.answer import Answer
 from pagedserve.server.body import json_route

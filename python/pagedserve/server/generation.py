@@ -1,11 +1,9 @@
 """Outputs of all prompts of one HTTP request, as they arrive."""
 
-import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from pagedserve.engine.client import EngineClient
+from pagedserve.engine.client import EngineClient, merge_streams
 from pagedserve.errors import GRAMMAR_FAULT, NO_TOKEN_LEFT
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest
@@ -90,29 +88,7 @@ def generate(
         )
         for request_id, prompt in zip(request_ids, prompts, strict=True)
     ]
-    return streams[0] if len(streams) == 1 else _merged(streams)
-
-
-async def _merged(
-    streams: Sequence[AsyncGenerator[RequestOutput, None]],
-) -> AsyncGenerator[RequestOutput, None]:
-    async with contextlib.AsyncExitStack() as stack:
-        for stream in streams:
-            await stack.enter_async_context(contextlib.aclosing(stream))
-        coming = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
-        try:
-            while coming:
-                done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-                for future in done:
-                    stream = coming.pop(future)
-                    output = future.result()
-                    if not output.finished:
-                        coming[asyncio.ensure_future(anext(stream))] = stream
-                    yield output
-        finally:
-            for future in coming:
-                future.cancel()
-            await asyncio.gather(*coming, return_exceptions=True)
+    return streams[0] if len(streams) == 1 else merge_streams(streams)
 
 
 def check_end(completion: CompletionOutput, *, is_begun: bool) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from pagedserve.engine.clock import request_time
+from pagedserve.engine.stats import request_time
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.lora.request import LoRARequest

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from starlette.types import Scope
 
-from pagedserve.engine.clock import request_time
+from pagedserve.engine.stats import request_time
 from pagedserve.server.errors import ServerError, scrubbed
 from pagedserve.server.job import Job, TokenJob
 

@@ -22,12 +22,14 @@
 //!
 //! Costs: O(T + R x B) a KV group, no allocation.
 
+use std::mem::take;
+
 use crate::error::{Error, Result};
 use crate::ids::TokenId;
 use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
-use crate::table::num_blocks_for;
+use crate::table::{SpanTable, num_blocks_for};
 
 /// Arrays of the caller; each may be longer than the step needs.
 ///
@@ -192,38 +194,31 @@ fn fill_groups(
     for (index, (kind, width)) in space.kinds().zip(&outputs.table_widths).enumerate() {
         // A step of moves alone has no rows, and tables of no width.
         let tables = buffers.group_tables[index].chunks_exact_mut((*width).max(1));
+        let mut slots = &mut *buffers.group_slots[index];
         for (entries, row) in tables.zip(&outputs.rows) {
-            let table = &store.seq(row.seq).tables[index];
+            let seq = store.seq(row.seq);
+            let table = &seq.tables[index];
             entries.fill(0);
             for (first, blocks) in table.runs() {
                 for (entry, block) in entries.iter_mut().skip(first).zip(blocks) {
                     *entry = int32(block.index());
                 }
             }
-        }
-        if kind.has_slots() {
-            let slots = &mut *buffers.group_slots[index];
-            fill_slots(slots, outputs, store, index, space.block_size());
+            if kind.has_slots() {
+                let num_tokens = row.num_tokens + row.num_drafts;
+                let (of_row, rest) = take(&mut slots).split_at_mut(num_tokens);
+                slots = rest;
+                fill_slots(of_row, table, seq.num_computed_tokens, space.block_size());
+            }
         }
     }
 }
 
-/// Writes the slot of each token in a KV group beside the first.
-fn fill_slots(
-    slots: &mut [i64],
-    outputs: &SchedulerOutputs,
-    store: &SequenceStore,
-    index: usize,
-    block_size: usize,
-) {
-    let mut slots = slots.iter_mut();
-    for row in &outputs.rows {
-        let seq = store.seq(row.seq);
-        let end = seq.num_computed_tokens + row.num_tokens + row.num_drafts;
-        for (position, slot) in (seq.num_computed_tokens..end).zip(&mut slots) {
-            let block = seq.tables[index].block(position / block_size).index();
-            *slot = int64(block * block_size + position % block_size);
-        }
+/// Writes the slots of a row's tokens, from position `first` on, in a KV group beside the first.
+fn fill_slots(slots: &mut [i64], table: &SpanTable, first: usize, block_size: usize) {
+    for (position, slot) in (first..).zip(slots) {
+        let block = table.block(position / block_size).index();
+        *slot = int64(block * block_size + position % block_size);
     }
 }
 

@@ -8,7 +8,7 @@ ours.  There both are compared with float32 arithmetic on the same weights, and 
 `_ROUNDING_FACTOR` times the model's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -125,27 +125,34 @@ class NumericsCheck:
             differ += " in float32 arithmetic"
         compare(model, found, self.expected, bound, differ, measure=self.measure)
 
-    def compare_with(self, other: PreTrainedModel, differ: str) -> None:
-        """Compare the reference with another model's original attention.
-
-        Args:
-            other: model with the same weights.
-            differ: start of the error's message, before the figures.
-
-        Raises:
-            UnsupportedModelError: they differ by more than ``self.bound``.
-        """
-        lowered = lowered_thresholds(other, self.backend) if self.is_lowered else nullcontext()
+    def own_logits(self, model: PreTrainedModel) -> list[Tensor]:
+        """Logits of a model with its original attention, computed as ``expected``."""
+        lowered = lowered_thresholds(model, self.backend) if self.is_lowered else nullcontext()
         with lowered:
-            theirs = _own_logits(
-                other,
+            return _own_logits(
+                model,
                 self.prompts,
                 self.rows,
                 selects_logits=self.selects_logits,
                 in_float32=self.is_exact,
             )
+
+    def compare_with(
+        self, other: PreTrainedModel, differ: str, expected: Sequence[Tensor] | None = None
+    ) -> None:
+        """Compare the reference with another model's original attention.
+
+        Args:
+            other: model with the same weights.
+            differ: start of the error's message, before the figures.
+            expected: its ``own_logits``; None is the reference.
+
+        Raises:
+            UnsupportedModelError: they differ by more than ``self.bound``.
+        """
         bound = TOLERANCE[torch.float32] if self.is_exact else self.bound
-        compare(other, (logits.cpu() for logits in self.expected), theirs, bound, differ)
+        ours = (logits.cpu() for logits in expected or self.expected)
+        compare(other, ours, self.own_logits(other), bound, differ)
 
 
 def _own_logits(

@@ -44,13 +44,17 @@ from pagedserve.parallel.plan import read_plan
 from pagedserve.pooling.rules import PoolingRules
 
 
-def class_to_load(config: PreTrainedConfig, rules: PoolingRules | None) -> Any:
-    """Class of transformers that a model is loaded with, unless it is an encoder."""
+def class_to_load(
+    config: PreTrainedConfig, rules: PoolingRules | None, *, is_encoder: bool = False
+) -> Any:
+    """Class of transformers that a model is loaded with."""
     if config.is_encoder_decoder:
         is_speech = config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
         return AutoModelForSpeechSeq2Seq if is_speech else AutoModelForSeq2SeqLM
     if rules is not None and rules.classes is not None:
         return AutoModelForSequenceClassification
+    if is_encoder:
+        return AutoModel
     return AutoModelForImageTextToText if has_tower(config) else AutoModelForCausalLM
 
 
@@ -77,6 +81,7 @@ def load_weights(
     group: RankGroup | None = None,
     *,
     quantizes: bool = False,
+    config: PreTrainedConfig | None = None,
 ) -> PreTrainedModel:
     """Load a model with the weights of its files.
 
@@ -87,18 +92,19 @@ def load_weights(
         load_format: which files.
         group: ranks that share it: each loads a shard; None loads everything.
         quantizes: whether the weights are quantized later.
+        config: config of a model with some of these weights; None for all.
 
     Raises:
         ModelLoadError: transformers cannot read them, weights are missing, have another shape, or
             have numbers that are not finite or not of a floating-point type.
         UnsupportedModelError: it does not use our attention function, or cannot be sharded.
     """
-    split: dict[str, Any] = {}
+    options: dict[str, Any] = {} if config is None else {"config": config}
     if group is not None:
         from pagedserve.parallel.localise import localise, split_options  # imports DTensor
 
         plan = read_plan(auto_class, files.hf_config, group.size)
-        split = split_options(plan)
+        options |= split_options(plan)
     # Modules after an encoder's last states are not needed.
     unused = ("pooler.",) if auto_class is AutoModel else ()
     with _load_errors(files), checked_loading(files.name, unused):
@@ -109,7 +115,7 @@ def load_weights(
             output_loading_info=True,
             use_safetensors=True if load_format == "safetensors" else None,
             trust_remote_code=False,
-            **split,
+            **options,
         )
     check_present(files.name, info["missing_keys"], unused)
     if has_quantized_files(files.hf_config):

@@ -149,7 +149,11 @@ impl BlockSpaceManager {
         group: GroupHandle,
         num_tokens: usize,
     ) -> bool {
-        (0..self.groups.len()).all(|index| self.can_map_in(index, store, group, num_tokens))
+        let num_seqs = store.group(group).seqs.len();
+        self.groups.iter().enumerate().all(|(index, other)| {
+            other.has_ample_room(num_seqs, num_tokens)
+                || self.can_map_in(index, store, group, num_tokens)
+        })
     }
 
     /// As [`can_map`](Self::can_map), in one of them.

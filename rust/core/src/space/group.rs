@@ -78,6 +78,17 @@ impl KvKind {
         }
     }
 
+    /// Whether [`passed`](Self::passed) may reach beyond logical block `end`.  Without a division: it
+    /// is asked of each row, and rarely true.
+    fn may_pass(self, end: usize, num_computed: usize, block_size: usize) -> bool {
+        let num_tokens = (end + 1) * block_size;
+        match self {
+            Self::Window { window, .. } => num_computed + 1 >= window + num_tokens,
+            Self::Chunked(_) => num_computed >= num_tokens,
+            Self::State | Self::Cross => false,
+        }
+    }
+
     /// The first logical block that a row after `num_computed` tokens writes.
     fn first_written(self, num_computed: usize, block_size: usize) -> usize {
         match self {
@@ -220,10 +231,32 @@ impl GroupBlocks {
         };
         let computed = seq.num_computed_tokens;
         let num_slots = computed + num_tokens.min(seq.len() - computed) + self.num_lookahead_slots;
-        let num_new = self.kind.end(num_slots, self.block_size).saturating_sub(table.end());
+        let num_new = self.num_lacking(table, num_slots);
+        if tiers.gpu.num_shared() == 0 {
+            return num_new;
+        }
         let written = self.kind.first_written(computed, self.block_size);
         let written = table.blocks().iter().skip(table.place(written));
         num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
+    }
+
+    /// Blocks that a table lacks for the first `num_slots` tokens; no division where it lacks none,
+    /// as for most decode rows.
+    fn num_lacking(&self, table: &SpanTable, num_slots: usize) -> usize {
+        let end = table.end();
+        if end * self.block_size >= num_slots {
+            return 0;
+        }
+        self.kind.end(num_slots, self.block_size).saturating_sub(end)
+    }
+
+    /// Whether `num_seqs` sequences certainly have the blocks that rows of `num_tokens` tokens of
+    /// each take: as many as there are slots, whatever their tables have.
+    pub(super) fn has_ample_room(&self, num_seqs: usize, num_tokens: usize) -> bool {
+        self.tiers.as_ref().is_none_or(|Tiers { gpu, .. }| {
+            let most = num_seqs * (num_tokens + self.num_lookahead_slots);
+            gpu.num_shared() == 0 && most <= gpu.num_free()
+        })
     }
 
     /// Whether the pool has a block for everybody who may run, invariant 4.
@@ -241,10 +274,11 @@ impl GroupBlocks {
         last_step: u64,
         copies: &mut Vec<BlockPair>,
     ) {
+        let num_slots = num_computed + num_tokens + self.num_lookahead_slots;
+        let num_new = self.num_lacking(table, num_slots);
         let Some(Tiers { gpu, .. }) = &mut self.tiers else { return };
-        let (kind, block_size) = (self.kind, self.block_size);
-        let written = table.place(kind.first_written(num_computed, block_size));
         if gpu.num_shared() > 0 {
+            let written = table.place(self.kind.first_written(num_computed, self.block_size));
             for block in table.blocks_mut().iter_mut().skip(written) {
                 if gpu.is_shared(*block) {
                     let own = gpu.allocate(0).expect(PROMISED);
@@ -254,9 +288,8 @@ impl GroupBlocks {
                 }
             }
         }
-        let num_slots = num_computed + num_tokens + self.num_lookahead_slots;
-        for index in table.end()..kind.end(num_slots, block_size) {
-            let num_prefix_tokens = (index + 1) * block_size;
+        for _ in 0..num_new {
+            let num_prefix_tokens = (table.end() + 1) * self.block_size;
             table.push(gpu.allocate(num_prefix_tokens).expect(PROMISED));
         }
     }
@@ -284,9 +317,13 @@ impl GroupBlocks {
 
     /// Takes the blocks of a running sequence back that no query after `num_computed` tokens sees.
     pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
+        let known = table.passed().end;
+        if !self.kind.may_pass(known, num_computed, self.block_size) {
+            return;
+        }
         let passed = self.passed(num_computed);
         let Some(tiers) = &mut self.tiers else { return };
-        if passed.end > table.passed().end {
+        if passed.end > known {
             for block in table.pass(passed) {
                 tiers.gpu.free(block, last_step);
             }

@@ -1,5 +1,7 @@
 //! Prefix caching: which full blocks are registered, shared and computed.
 
+use std::ops::Range;
+
 use crate::block::{Allocator, Prefix};
 use crate::config::KvKind;
 use crate::ids::{BlockId, TokenId};
@@ -248,22 +250,25 @@ impl BlockSpaceManager {
         seq: SeqHandle,
         first: usize,
     ) {
+        let mut full = 0..0;
         if let Some(cache) = self.tiers.gpu.cached_mut() {
             let (entry, block_size) = (store.seq(seq), self.config.block_size);
-            for index in first / block_size..entry.num_computed_tokens / block_size {
+            full = first / block_size..entry.num_computed_tokens / block_size;
+            for index in full.clone() {
                 cache.mark_computed(entry.table.block(index));
             }
         }
         if !self.groups.is_empty() {
-            self.pass(store, seq, first);
+            self.pass(store, seq, full);
         }
     }
 
+    /// Notes the blocks of `full` in the KV groups beside the first, and frees there what no later
+    /// query sees.
     #[inline(never)] // what few models need stays out of the way of the rest
-    fn pass(&mut self, store: &mut SequenceStore, seq: SeqHandle, first: usize) {
+    fn pass(&mut self, store: &mut SequenceStore, seq: SeqHandle, full: Range<usize>) {
         let entry = store.seq(seq);
-        let block_size = self.config.block_size;
-        for index in first / block_size..entry.num_computed_tokens / block_size {
+        for index in full {
             let Some(contents) = self.contents(store, entry, index) else { continue };
             for (group, table) in self.groups.iter_mut().zip(&entry.tables) {
                 group.note(table, index, contents, self.step_id);
