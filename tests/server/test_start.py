@@ -3,6 +3,8 @@
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -73,6 +75,15 @@ def test_tls(serve: Serve, tmp_path: Path) -> None:
             assert client.get("/health").status_code == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):  # of whom nobody knows
             served.http.get("/health")
+
+
+def test_the_server_is_imported_while_the_engine_begins() -> None:
+    program = (
+        "import sys, pagedserve.server.start\n"
+        "print({'fastapi', 'uvicorn', 'pydantic', 'torch', 'transformers'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"set()\n"
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,12 @@ def _load_native(
     args: EngineArgs, backend: BackendChoice, opened: "OpenedModel", tokenizer: Tokenizer | None
 ) -> tuple[Tokenizer, Executor]:
     """Load a model of the native backend; its weights are packed while its tokenizer is made."""
-    from pagedserve.native.executor import NativeExecutor
     from pagedserve.native.load import load_native
 
     with ThreadPoolExecutor(1, thread_name_prefix="pagedserve-weights") as beside:
         loaded = beside.submit(load_native, args, opened)
+        from pagedserve.native.executor import NativeExecutor  # which takes a while
+
         if tokenizer is None:
             tokenizer = _load_tokenizer(args, backend, opened.source, opened.header)
         return tokenizer, NativeExecutor(args, loaded.result())
