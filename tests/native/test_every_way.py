@@ -1,4 +1,4 @@
-"""160 prompts, or half of them, with every sampling parameter on the native backend, against the torch backend.
+"""Prompts with every sampling parameter on the native backend, against the torch backend.
 
 Tokens and log-probabilities are the same to the last bit: both backends call the same kernels.
 
