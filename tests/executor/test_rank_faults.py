@@ -128,31 +128,18 @@ def test_a_rank_that_dies_before_it_is_ready_ends_the_start(directory: Path) -> 
     assert ranks_of(os.getpid()) == []
 
 
-def test_an_idle_engine_that_died_is_known_to_be_dead_and_collected(directory: Path) -> None:
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[Engine]:
     options: EngineOptions = {
         "tensor_parallel_size": 2,
         "num_gpu_blocks": 128,
         "use_tqdm_on_load": False,
     }
-    made = Engine(LLM(str(directory), **options), [])
-    made.executor.check()
-    made.rank.kill()
-    made.is_known_to_be_dead()
-    assert made.fails().rank == 1
-    executor = weakref.ref(made.executor)
-    del made
-    gc.collect()
-    assert executor() is None
-    assert not RankGroup.is_joined()
-
-
-@pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[Engine]:
-    llm = LLM(str(directory), tensor_parallel_size=2, num_gpu_blocks=128, use_tqdm_on_load=False)
-    engine = Engine(llm, [])
+    engine = Engine(LLM(str(directory), **options), [])
     engine.wanted = engine.tokens()
     yield engine
-    llm.llm_engine.shutdown()
+    if hasattr(engine, "llm"):  # the last test lets go of it
+        engine.llm.llm_engine.shutdown()
 
 
 @pytest.mark.parametrize("delay", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
@@ -175,7 +162,7 @@ def test_a_rank_that_is_killed_in_a_step_is_named(engine: Engine, delay: float) 
     engine.works_again()
 
 
-# An engine that is made for it notices every day (above), and one is restarted after other ends.
+# The last test of this engine notices every day, and it is restarted after other ends.
 @pytest.mark.slow
 def test_an_engine_whose_rank_died_while_nothing_ran_works_again(engine: Engine) -> None:
     engine.executor.check()
@@ -259,6 +246,19 @@ def test_a_forked_child_leaves_the_ranks_alone(engine: Engine) -> None:
     assert child_says(use).startswith("ExecutorDeadError: the ranks are the parent's")
     assert child_says(engine.tokens).startswith("EngineDeadError: the engine belongs to process")
     assert engine.tokens() == engine.wanted
+
+
+# The last of this engine.
+def test_an_idle_engine_that_died_is_known_to_be_dead_and_collected(engine: Engine) -> None:
+    engine.executor.check()
+    engine.rank.kill()
+    engine.is_known_to_be_dead()
+    assert engine.fails().rank == 1
+    executor = weakref.ref(engine.executor)
+    del engine.llm
+    gc.collect()
+    assert executor() is None
+    assert not RankGroup.is_joined()
 
 
 def test_heads_that_ranks_cannot_share_are_refused(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""160 prompts with every sampling parameter on the native backend, against the torch backend.
+"""Prompts with every sampling parameter on the native backend, against the torch backend.
 
 Tokens and log-probabilities are the same to the last bit: both backends call the same kernels.
 
@@ -14,8 +14,9 @@ import pytest
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.inputs import TokensPrompt
 from pagedserve.sampling_params.options import PARAMETERS
+from tests.support.examples import examples
 
-NUM_PROMPTS = 160
+NUM_PROMPTS = examples(80, all_of_them=160)
 NUM_TOKENS = 12
 BLOCK_SIZE = 8
 SHARED_PREFIX = 24
