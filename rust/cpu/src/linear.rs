@@ -30,6 +30,7 @@
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
+use crate::bytes::{BytePanels, ByteRows, Dots, Format, Part, quantise_rows, sum_panel};
 use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
@@ -56,6 +57,8 @@ pub(crate) const MANY_ROWS: usize = 48;
 const WIDE_ROWS: usize = 512;
 
 thread_local! {
+    /// Rows as bytes, their scales and totals.
+    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static WIDE: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     /// A block of weights as float32, `[2 * units][64]`.
     static BLOCK: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -103,6 +106,8 @@ pub enum Panels<'a> {
         /// `[N]`, what a feature's whole numbers are multiples of.
         scales: &'a [f32],
     },
+    /// Whole numbers that rows meet as bytes.
+    Bytes(BytePanels<'a>),
 }
 
 /// The packed weights of a layer.
@@ -137,7 +142,7 @@ impl Weights<'_> {
     pub(crate) fn depth(&self) -> usize {
         match self.panels {
             Panels::Units(_) => self.in_features / self.dtype.per_unit(),
-            Panels::Int8 { .. } => self.in_features,
+            Panels::Int8 { .. } | Panels::Bytes(_) => self.in_features,
         }
     }
 
@@ -164,11 +169,18 @@ impl Weights<'_> {
                 self.in_features
             )));
         }
-        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
-        let (kind, found, scales) = match self.panels {
-            Panels::Units(units) => ("units", units.len(), None),
-            Panels::Int8 { values, scales } => ("int8", values.len(), Some(scales)),
+        let numbers = self.depth() * PANEL_FEATURES;
+        let (kind, found, panel, scales) = match self.panels {
+            Panels::Units(units) => ("units", units.len(), numbers, None),
+            Panels::Int8 { values, scales } => ("int8", values.len(), numbers, Some(scales)),
+            Panels::Bytes(panels) => {
+                panels.format.check(self.in_features)?;
+                let scales = (!panels.format.has_groups()).then_some(panels.scales);
+                let panel = panels.format.panel_bytes(self.in_features);
+                ("bytes", panels.values.len(), panel, scales)
+            }
         };
+        let expected = self.num_panels() * panel;
         if found != expected {
             return Err(Error(format!(
                 "packed weights of {} in {} features must have {expected} {kind}; got {found}",
@@ -236,11 +248,25 @@ pub unsafe fn linear(
     let additions = unsafe { Additions::make(adapters, features, num_rows, rows, execution)? };
     let additions = (&additions, 0);
     let rows = weights.dtype;
-    let product =
-        Product { weights, finish, num_rows, input, rows, output, output_dtype, additions };
+    let product = Product {
+        weights,
+        finish,
+        num_rows,
+        input,
+        rows,
+        bytes: None,
+        output,
+        output_dtype,
+        additions,
+    };
+    if let Panels::Bytes(panels) = weights.panels {
+        // SAFETY: the caller's promise.
+        unsafe { product.run_bytes(panels.format, execution) };
+        return Ok(());
+    }
     let is_widened = match (weights.panels, rows) {
         (_, DType::Float32) | (Panels::Units(_), DType::Float16) => false,
-        (Panels::Int8 { .. }, _) => true,
+        (Panels::Int8 { .. } | Panels::Bytes(_), _) => true,
         (Panels::Units(_), DType::BFloat16) => {
             num_rows > FEW_ROWS && execution.instructions != InstructionSet::Avx512BFloat16
         }
@@ -280,6 +306,8 @@ struct Product<'a> {
     input: Matrix,
     /// Of the input.
     rows: DType,
+    /// The input once it is quantised.
+    bytes: Option<ByteRows>,
     output: Matrix,
     output_dtype: DType,
     /// Adapter outputs to add, and their number of the first row.
@@ -328,6 +356,40 @@ impl Product<'_> {
         WIDE.set(wide);
     }
 
+    /// Runs the product on rows that are quantised first.
+    ///
+    /// # Safety
+    /// That of [`linear`].
+    unsafe fn run_bytes(&self, format: Format, execution: &Execution<'_>) {
+        let in_features = self.weights.in_features;
+        let (stride, num_scales) = format.row_shape(in_features);
+        let mut memory = ROWS.take();
+        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
+            let num_rows = WIDE_ROWS.min(self.num_rows - first);
+            let num = num_rows * num_scales;
+            let [bytes, scales, totals] = pieces(&mut memory, [num_rows * stride / 4, num, num]);
+            let (scales, totals) = (scales.cast(), totals.cast());
+            let rows = ByteRows { bytes: bytes.cast(), stride, num_scales, scales, totals };
+            let pointer = |matrix: Matrix, dtype: DType| {
+                matrix.pointer.wrapping_add(first * matrix.stride * dtype.size())
+            };
+            let input = Matrix { pointer: pointer(self.input, self.rows), ..self.input };
+            let output = Matrix { pointer: pointer(self.output, self.output_dtype), ..self.output };
+            let part = Product {
+                num_rows,
+                input,
+                bytes: Some(rows),
+                output,
+                additions: (self.additions.0, self.additions.1 + first),
+                ..*self
+            };
+            // SAFETY: the caller's promise; there is room for the rows.
+            unsafe { quantise_rows((input, self.rows), in_features, num_rows, &rows, execution) };
+            part.run(execution);
+        }
+        ROWS.set(memory);
+    }
+
     fn rows_per_item(&self) -> usize {
         if self.num_rows >= 4 * MANY_ROWS { MANY_ROWS } else { FEW_ROWS }
     }
@@ -353,7 +415,7 @@ struct Sums([MaybeUninit<f32>; MANY_ROWS * PANEL_FEATURES]);
 
 impl Kernel for Item<'_> {
     #[inline(always)]
-    unsafe fn run<I: Vectors>(self) {
+    unsafe fn run<I: Dots>(self) {
         let Self { product, item } = self;
         let (dtype, output_dtype) = (product.weights.dtype, product.output_dtype);
         // SAFETY: the caller's promise.
@@ -384,6 +446,11 @@ impl Kernel for Item<'_> {
                     DType::Float32 => product.multiply::<I, f32, f32, _>(values, item),
                     DType::BFloat16 => product.multiply::<I, f32, BFloat16, _>(values, item),
                     DType::Float16 => product.multiply::<I, f32, Float16, _>(values, item),
+                },
+                Panels::Bytes(panels) => match output_dtype {
+                    DType::Float32 => product.multiply_bytes::<I, f32>(&panels, item),
+                    DType::BFloat16 => product.multiply_bytes::<I, BFloat16>(&panels, item),
+                    DType::Float16 => product.multiply_bytes::<I, Float16>(&panels, item),
                 },
             }
         }
@@ -426,12 +493,42 @@ impl Product<'_> {
         BLOCK.set(scratch);
     }
 
+    /// An item of quantised rows.
+    #[inline(always)]
+    unsafe fn multiply_bytes<I: Dots, O: Element>(&self, panels: &BytePanels<'_>, item: usize) {
+        let Some(rows) = &self.bytes else { unreachable!("rows are quantised before") };
+        let in_features = self.weights.in_features;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.end_item::<I, O>(item, |panel, first_row, num_rows, sums| {
+                let part = Part { rows, first: first_row, num: num_rows };
+                sum_panel::<I>(panels, in_features, panel, part, sums);
+            });
+        }
+    }
+
     /// An item; `segment` gives a part of a panel, by its first unit and their number.
     #[inline(always)]
     unsafe fn multiply_segments<I: Vectors, E: Element, O: Element, L: Lane>(
         &self,
         segment: impl Fn(usize, usize, usize) -> Segment<L>,
         item: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.end_item::<I, O>(item, |panel, first_row, num_rows, sums| {
+                let segment = |start, len| segment(panel, start, len);
+                self.sum::<I, E, L>(segment, first_row, num_rows, sums);
+            });
+        }
+    }
+
+    /// Writes an item; `sum` makes the sums of a panel with some rows, by the first and their number.
+    #[inline(always)]
+    unsafe fn end_item<I: Vectors, O: Element>(
+        &self,
+        item: usize,
+        sum: impl FnOnce(usize, usize, usize, *mut f32),
     ) {
         let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
         let first_row = block * self.rows_per_item();
@@ -440,8 +537,7 @@ impl Product<'_> {
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: panel and rows exist; `sums` has room for the item's rows.
         unsafe {
-            let segment = |start, len| segment(panel, start, len);
-            self.sum::<I, E, L>(segment, first_row, num_rows, sums);
+            sum(panel, first_row, num_rows, sums);
             for row in 0..num_rows {
                 self.scale_and_shift(panel, sums.add(row * PANEL_FEATURES));
             }
