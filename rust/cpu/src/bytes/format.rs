@@ -57,7 +57,7 @@ impl Format {
 
     /// Bytes of a group of 32 inputs of a panel.
     const fn group_bytes(self) -> usize {
-        self.words() * QUADS + self.halves() * HALVES
+        PANEL_FEATURES * self.block_bytes()
     }
 
     /// The number of a feature's weight, by the definition of the format.
@@ -65,7 +65,7 @@ impl Format {
         let group = &panel[input / GROUP * self.group_bytes()..];
         let quad = |quad: usize| group[quad * QUADS + 4 * feature + input % 4];
         let half = |number: usize| {
-            let at = self.words() * QUADS + number * HALVES + 2 * feature;
+            let at = self.block().0.len() * QUADS + number * HALVES + 2 * feature;
             Float16::from_bits(u32::from(u16::from_le_bytes([group[at], group[at + 1]]))).to_f32()
         };
         let place = input % GROUP;
@@ -84,22 +84,22 @@ impl Format {
         }
     }
 
-    /// Words of a feature's group.
-    pub(crate) const fn words(self) -> usize {
+    /// Where words and float16 lie in a block of 32 inputs of a file, in the order of the panel.
+    pub(crate) const fn block(self) -> (&'static [usize], &'static [usize]) {
         match self {
-            Self::Int8 | Self::Q8_0 => 8,
-            Self::Q4_0 | Self::Q4_1 => 4,
-            Self::Q5_0 | Self::Q5_1 => 5,
+            Self::Int8 => (&[0, 4, 8, 12, 16, 20, 24, 28], &[]),
+            Self::Q8_0 => (&[2, 6, 10, 14, 18, 22, 26, 30], &[0]),
+            Self::Q4_0 => (&[2, 6, 10, 14], &[0]),
+            Self::Q4_1 => (&[4, 8, 12, 16], &[0, 2]),
+            Self::Q5_0 => (&[6, 10, 14, 18, 2], &[0]),
+            Self::Q5_1 => (&[8, 12, 16, 20, 4], &[0, 2]),
         }
     }
 
-    /// Scales and minima of a feature's group.
-    const fn halves(self) -> usize {
-        match self {
-            Self::Int8 => 0,
-            Self::Q8_0 | Self::Q4_0 | Self::Q5_0 => 1,
-            Self::Q4_1 | Self::Q5_1 => 2,
-        }
+    /// Bytes of a block of 32 inputs of a file.
+    pub(crate) const fn block_bytes(self) -> usize {
+        let (words, halves) = self.block();
+        4 * words.len() + 2 * halves.len()
     }
 
     /// Bytes of a panel.

@@ -29,6 +29,7 @@ mod rows;
 mod tile;
 
 pub use format::Format;
+pub(crate) use format::{GROUP, QUADS};
 pub(crate) use rows::{ByteRows, quantise_rows};
 pub(crate) use tile::{Dots, Part, sum_panel};
 

@@ -1,6 +1,5 @@
 //! Products against their definition, in float64.
 
-use super::format::QUADS;
 use super::*;
 use crate::isa::InstructionSet;
 use crate::linear::{Finish, Matrix, Panels, Weights, linear};
@@ -59,7 +58,7 @@ impl Layer {
         }
         if format.has_groups() {
             for group in values.chunks_mut(format.panel_bytes(32)) {
-                for half in group[format.words() * QUADS..].chunks_mut(2) {
+                for half in group[format.block().0.len() * QUADS..].chunks_mut(2) {
                     let bits = [Float16::from_f32(random.number() / 64.0)];
                     // SAFETY: a float16 is 16 bits.
                     let bits = unsafe { bits.as_ptr().cast::<[u8; 2]>().read() };

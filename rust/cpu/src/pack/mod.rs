@@ -21,6 +21,7 @@ mod storage;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::bytes::{Format, GROUP, QUADS};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
@@ -85,6 +86,15 @@ pub enum PanelsMut<'a> {
         /// `[N]`.
         scales: &'a mut [f32],
     },
+    /// The blocks of the file, or bytes with a scale a feature: see [`crate::bytes`].
+    Bytes {
+        /// How the weights lie; with groups as in the file.
+        format: Format,
+        /// The panels.
+        values: &'a mut [u8],
+        /// `[N]` without groups, else empty.
+        scales: &'a mut [f32],
+    },
 }
 
 /// Packs the rows of one layer, one part of them after another; with `is_gated` the first of two
@@ -110,11 +120,17 @@ pub unsafe fn pack(
     let num_rows = parts.iter().map(|part| part.num_rows).sum();
     check_rows(parts, in_features, is_gated)?;
     check_panels(&panels, num_rows, in_features, dtype)?;
+    check_blocks(parts, in_features, &panels)?;
     let target = match panels {
         PanelsMut::Units(units) => Target::Units(units.as_mut_ptr()),
         PanelsMut::Int8 { values, scales } => {
             Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
         }
+        PanelsMut::Bytes { format, values, scales } => Target::Bytes {
+            format,
+            values: values.as_mut_ptr(),
+            scales: scales.as_mut_ptr(),
+        },
     };
     let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
     let packing = Packing { parts, in_features, num_rows, dtype, is_gated, target, odd };
@@ -173,21 +189,58 @@ fn check_panels(
             "in_features must be a multiple of {unit} for {dtype:?}; got {in_features}"
         )));
     }
-    let size = num_rows.div_ceil(PANEL_FEATURES) * PANEL_FEATURES * in_features;
+    let num_panels = num_rows.div_ceil(PANEL_FEATURES);
+    let size = num_panels * PANEL_FEATURES * in_features;
     let (found, expected) = match panels {
         PanelsMut::Units(units) => (units.len(), size / unit),
         PanelsMut::Int8 { values, .. } => (values.len(), size),
+        PanelsMut::Bytes { format, values, .. } => {
+            (values.len(), num_panels * format.panel_bytes(in_features))
+        }
     };
     if found != expected {
         return Err(Error(format!(
             "panels of {num_rows} rows of {in_features} must have {expected} elements; got {found}"
         )));
     }
-    match panels {
-        PanelsMut::Int8 { scales, .. } if scales.len() != num_rows => {
-            Err(Error(format!("scales must have {num_rows} numbers; got {}", scales.len())))
+    let (found, expected) = match panels {
+        PanelsMut::Units(_) => (0, 0),
+        PanelsMut::Int8 { scales, .. } => (scales.len(), num_rows),
+        PanelsMut::Bytes { format, scales, .. } => {
+            (scales.len(), if format.has_groups() { 0 } else { num_rows })
         }
-        _ => Ok(()),
+    };
+    if found != expected {
+        return Err(Error(format!("scales must have {expected} numbers; got {found}")));
+    }
+    Ok(())
+}
+
+/// Refuses rows that are not stored as the panels keep them.
+fn check_blocks(parts: &[Rows], in_features: usize, panels: &PanelsMut<'_>) -> Result<()> {
+    let PanelsMut::Bytes { format, .. } = panels else { return Ok(()) };
+    format.check(in_features)?;
+    let Some(storage) = storage_of(*format) else { return Ok(()) };
+    for (index, part) in parts.iter().enumerate() {
+        if part.storage != storage {
+            return Err(Error(format!(
+                "rows[{index}] must be stored as {storage:?} for panels of {format:?}; got {:?}",
+                part.storage
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How a file stores the blocks of a format; None where there are none.
+fn storage_of(format: Format) -> Option<Storage> {
+    match format {
+        Format::Int8 => None,
+        Format::Q8_0 => Some(Storage::Q8_0),
+        Format::Q4_0 => Some(Storage::Q4_0),
+        Format::Q4_1 => Some(Storage::Q4_1),
+        Format::Q5_0 => Some(Storage::Q5_0),
+        Format::Q5_1 => Some(Storage::Q5_1),
     }
 }
 
@@ -195,6 +248,7 @@ fn check_panels(
 enum Target {
     Units(*mut u32),
     Int8 { values: *mut i8, scales: *mut f32 },
+    Bytes { format: Format, values: *mut u8, scales: *mut f32 },
 }
 
 /// A checked call.
@@ -266,8 +320,19 @@ impl Packing<'_> {
             match self.target {
                 Target::Units(units) => self.write_units::<E>(panel, rows, units.cast()),
                 Target::Int8 { values, scales } => {
-                    self.write_int8::<E>(panel, rows, values, scales);
+                    let values = values.add(panel * self.in_features * PANEL_FEATURES);
+                    let place = |k: usize, feature: usize| k * PANEL_FEATURES + feature;
+                    self.write_int8::<E>(panel, rows, (values, place), scales);
                 }
+                Target::Bytes { format: Format::Int8, values, scales } => {
+                    let values = values.add(panel * Format::Int8.panel_bytes(self.in_features));
+                    // Past the inputs the last quads are zero.
+                    let last = self.in_features / 4 * QUADS;
+                    values.add(last).write_bytes(0, Format::Int8.panel_bytes(self.in_features) - last);
+                    let place = |k: usize, feature: usize| k / 4 * QUADS + 4 * feature + k % 4;
+                    self.write_int8::<E>(panel, rows, (values.cast(), place), scales);
+                }
+                Target::Bytes { format, values, .. } => self.write_blocks(panel, format, values),
             }
         }
         ROWS.set(memory);
@@ -296,7 +361,7 @@ impl Packing<'_> {
         &self,
         panel: usize,
         rows: &mut [f32],
-        panels: *mut i8,
+        (values, place): (*mut i8, impl Fn(usize, usize) -> usize),
         scales: *mut f32,
     ) {
         let mut steps = [0.0_f32; PANEL_FEATURES];
@@ -321,13 +386,59 @@ impl Packing<'_> {
             // SAFETY: the caller's promise; the panel has these lanes.
             unsafe {
                 let len = self.read::<E>(panel, first, rows, false);
-                let panels = panels.add((panel * self.in_features + first) * PANEL_FEATURES);
                 transpose(rows, len, |k, feature, number| {
                     let whole = (number / steps[feature]).round_ties_even();
                     let whole = whole.clamp(-LARGEST_INT8, LARGEST_INT8);
                     #[expect(clippy::cast_possible_truncation, reason = "a whole number")]
-                    panels.add(k * PANEL_FEATURES + feature).write(whole as i8);
+                    values.add(place(first + k, feature)).write(whole as i8);
                 });
+            }
+        }
+    }
+
+    /// Lays the blocks of a panel's features side by side, word by word.
+    ///
+    /// # Safety
+    /// That of [`pack`]; no other thread has the panel.
+    #[inline(always)]
+    unsafe fn write_blocks(&self, panel: usize, format: Format, values: *mut u8) {
+        let (words, halves) = format.block();
+        let group_bytes = format.panel_bytes(GROUP);
+        let values = values.wrapping_add(panel * format.panel_bytes(self.in_features));
+        for feature in 0..PANEL_FEATURES {
+            let source = self.source(panel, feature).map(|(index, row)| {
+                let part = &self.parts[index];
+                let start = part.place(row) * part.storage.row_bytes(self.in_features);
+                (index, part.first.wrapping_add(start))
+            });
+            let mut odd = 0;
+            for group in 0..self.in_features / GROUP {
+                let mut to = values.wrapping_add(group * group_bytes);
+                let block = source.map(|(_, row)| row.wrapping_add(group * format.block_bytes()));
+                for &word in words {
+                    let bits = block.map_or([0; 4], |block| {
+                        // SAFETY: the block has this word.
+                        unsafe { block.add(word).cast::<[u8; 4]>().read() }
+                    });
+                    // SAFETY: the panel has this word of each feature.
+                    unsafe { to.add(4 * feature).cast::<[u8; 4]>().write(bits) };
+                    to = to.wrapping_add(QUADS);
+                }
+                for &half in halves {
+                    let bits = block.map_or([0; 2], |block| {
+                        // SAFETY: the block has this number.
+                        unsafe { block.add(half).cast::<[u8; 2]>().read() }
+                    });
+                    odd += usize::from(!half_of(bits).is_finite());
+                    // SAFETY: the panel has this number of each feature.
+                    unsafe { to.add(2 * feature).cast::<[u8; 2]>().write(bits) };
+                    to = to.wrapping_add(QUADS / 2);
+                }
+            }
+            if let Some((index, _)) = source
+                && odd > 0
+            {
+                self.odd[index].fetch_add(odd, Ordering::Relaxed);
             }
         }
     }
@@ -366,6 +477,10 @@ impl Packing<'_> {
         }
         len
     }
+}
+
+fn half_of(bytes: [u8; 2]) -> f32 {
+    Float16::from_bits(u32::from(u16::from_le_bytes(bytes))).to_f32()
 }
 
 /// Gives `write` each number of 64 rows, `PANEL` of a row at a time: lines of both sides stay in
@@ -519,6 +634,104 @@ mod tests {
             let padding = &values[64 * depth + 6..];
             assert!(padding.iter().step_by(PANEL_FEATURES).all(|value| *value == 0));
         }
+    }
+
+    /// Rows of 96 weights, of random blocks whose scales and minima are finite.
+    struct BlockFile {
+        format: Format,
+        storage: Storage,
+        bytes: Vec<u8>,
+    }
+
+    impl BlockFile {
+        const DEPTH: usize = 96;
+
+        fn new(format: Format) -> Self {
+            let storage = storage_of(format).expect("a format with blocks");
+            let mut state = 9_u32;
+            let mut bytes: Vec<u8> = (0..128 * storage.row_bytes(Self::DEPTH))
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 24).to_le_bytes()[0]
+                })
+                .collect();
+            for block in bytes.chunks_mut(format.block_bytes()) {
+                for half in format.block().1 {
+                    block[half + 1] = block[half + 1] & 0x83 | 0x24;
+                }
+            }
+            Self { format, storage, bytes }
+        }
+
+        fn rows(&self, first: usize, num_rows: usize) -> Rows {
+            let first = self.bytes[first * self.storage.row_bytes(Self::DEPTH)..].as_ptr();
+            Rows { first, num_rows, storage: self.storage, interleaved: None }
+        }
+
+        fn pack(&self, parts: &[Rows], is_gated: bool) -> Result<(Vec<usize>, Vec<u8>)> {
+            let num_rows: usize = parts.iter().map(|part| part.num_rows).sum();
+            let size = num_rows.div_ceil(64) * self.format.panel_bytes(Self::DEPTH);
+            let mut values = vec![7; size];
+            let format = self.format;
+            let panels = PanelsMut::Bytes { format, values: &mut values, scales: &mut [] };
+            let odd = packed(parts, Self::DEPTH, DType::Float32, is_gated, panels)?;
+            Ok((odd, values))
+        }
+
+        /// Asserts that a feature has the numbers that a row of the file is read as.
+        fn check(&self, values: &[u8], feature: usize, row: usize) {
+            let (size, row_bytes) =
+                (self.format.panel_bytes(Self::DEPTH), self.storage.row_bytes(Self::DEPTH));
+            let mut numbers = vec![0.0_f32; Self::DEPTH];
+            self.storage.read(&self.bytes[row * row_bytes..][..row_bytes], &mut numbers);
+            let panel = &values[feature / PANEL_FEATURES * size..][..size];
+            for (k, number) in numbers.iter().enumerate() {
+                let found = self.format.number(panel, feature % PANEL_FEATURES, k, 0.0);
+                assert_eq!(found.to_bits(), number.to_bits(), "{:?}", self.format);
+            }
+        }
+    }
+
+    const BLOCK_FORMATS: [Format; 5] =
+        [Format::Q8_0, Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1];
+
+    #[test]
+    fn blocks_keep_their_numbers() {
+        for format in BLOCK_FORMATS {
+            let file = BlockFile::new(format);
+            let parts = [Rows { interleaved: Some(6), ..file.rows(0, 30) }, file.rows(30, 40)];
+            let (odd, values) = file.pack(&parts, false).expect("correct rows");
+            assert_eq!(odd, [0, 0]);
+            for feature in 0..70 {
+                let row = if feature < 30 { parts[0].place(feature) } else { feature };
+                file.check(&values, feature, row);
+            }
+            let parts = [file.rows(0, 64), file.rows(64, 64)];
+            let (_, values) = file.pack(&parts, true).expect("correct rows");
+            for feature in 0..128 {
+                let row = feature / PANEL_FEATURES * HALF + feature % HALF;
+                file.check(&values, feature, feature / HALF % 2 * 64 + row);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_with_a_scale_that_is_not_finite_are_counted() {
+        for format in BLOCK_FORMATS {
+            let mut file = BlockFile::new(format);
+            let scale = format.block().1[0];
+            (file.bytes[scale], file.bytes[scale + 1]) = (0, 0x7c);
+            let found = file.pack(&[file.rows(0, 64)], false).map(|(odd, _)| odd);
+            assert_eq!(found, Ok(vec![1]));
+        }
+    }
+
+    #[test]
+    fn blocks_of_another_format_are_refused() {
+        let file = BlockFile::new(Format::Q4_0);
+        let rows = Rows { storage: Storage::Q4_1, ..file.rows(0, 32) };
+        let refusal = file.pack(&[rows], false).expect_err("a refusal").to_string();
+        assert!(refusal.contains("must be stored as Q4_0 for panels of Q4_0; got Q4_1"), "{refusal}");
     }
 
     #[test]
