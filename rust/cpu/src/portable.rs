@@ -118,6 +118,7 @@ impl Vectors for Portable {
 type Quads = [[u8; 4]; PANEL];
 
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 fn dots(
     mut sums: [i32; PANEL],
     row: [i8; 4],

@@ -131,13 +131,11 @@ impl Format {
 
     /// Bytes of a panel.
     pub const fn panel_bytes(self, in_features: usize) -> usize {
-        match self {
-            Self::Int8 => in_features.div_ceil(4) * QUADS,
-            _ => {
-                let block = self.block();
-                in_features / block.num_inputs * block.num_bytes() * PANEL_FEATURES
-            }
+        if !self.has_groups() {
+            return in_features.div_ceil(4) * QUADS;
         }
+        let block = self.block();
+        in_features / block.num_inputs * block.num_bytes() * PANEL_FEATURES
     }
 
     /// Where the byte of an input of a feature lies among quads.

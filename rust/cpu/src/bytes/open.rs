@@ -1,4 +1,5 @@
 //! How blocks are opened: whole numbers become bytes, scales and minima float32.
+#![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
 use crate::bytes::format::{Format, GROUP, HALVES, QUADS};
 use crate::linear::PANEL_FEATURES;
@@ -269,8 +270,8 @@ unsafe fn add_fifth_bits(from: *const u8, to: *mut u8) {
                 let bits = word_of(from, 0, feature) >> (4 * quad);
                 // Bits 0 to 3 of the number become bit 4 of bytes 0 to 3.
                 let spread = (bits & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
-                let at = to.add(quad * QUADS + 4 * feature).cast::<u32>();
-                at.write_unaligned(at.read_unaligned() | (spread << 4));
+                let at = to.add(quad * QUADS + 4 * feature).cast::<[u8; 4]>();
+                at.write((u32::from_le_bytes(at.read()) | spread << 4).to_le_bytes());
             }
         }
     }

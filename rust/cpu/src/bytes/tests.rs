@@ -159,7 +159,8 @@ impl Layer {
                 let (expected, magnitudes) = self.expected(row, feature);
                 let found = f64::from(found[number * self.n + feature]);
                 assert!(
-                    (found - expected).abs() <= 1e-6 * magnitudes,
+                    // Before a minimum is added, sums are up to three times as large.
+                    (found - expected).abs() <= 3e-6 * magnitudes,
                     "{:?} {what}, row {number}, feature {feature}: {found} beside {expected}",
                     self.sections
                 );
