@@ -126,7 +126,10 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
-        ({"quantization": "awq"}, "quantization is 'awq'; it must be one of int8, None"),
+        (
+            {"quantization": "awq"},
+            "quantization is 'awq'; it must be one of int8, w8a8, gguf",
+        ),
         ({"load_format": "pt"}, "load_format is 'pt'; it must be one of auto, safetensors, dummy"),
         ({"num_gpu_block": 3}, "unknown option: num_gpu_block=3; did you mean num_gpu_blocks"),
         ({"swap": 3}, "unknown option: swap=3"),

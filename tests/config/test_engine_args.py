@@ -54,7 +54,10 @@ from tests.support.pages import DOCS, PAGES
             {"cpu_kernels": "fused", "attention_backend": "torch"},
             "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
         ),
-        ({"quantization": "int4"}, "quantization is 'int4'; it must be one of int8, None"),
+        (
+            {"quantization": "int4"},
+            "quantization is 'int4'; it must be one of int8, w8a8, gguf",
+        ),
         ({"quantization": 8}, "quantization is 8"),
         (
             {"quantization": "int8", "cpu_kernels": "generic"},

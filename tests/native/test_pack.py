@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagedserve import StepError
 from pagedserve._core.cpu import PackedWeights, instruction_sets, pack_layers
 from pagedserve.models.fused.cpu.packing import pack, pack_gated, quantize
-from pagedserve.native.stored import STORAGES
+from pagedserve.native.stored import BLOCK_FORMATS, STORAGES
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in STORAGES}
 DTYPES: dict[Any, torch.dtype] = {
@@ -23,6 +23,7 @@ DTYPES: dict[Any, torch.dtype] = {
     "float16": torch.float16,
 }
 DEPTH = 512
+MIXED = ["Q4_K", "Q6_K", "Q5_0"]
 
 
 def stored_rows(name: str, num_rows: int, seed: int) -> NDArray[np.uint8]:
@@ -60,28 +61,45 @@ def stored(parts: Sequence[tuple[NDArray[Any], str, int]]) -> Iterator[list[Any]
         yield rows
 
 
+def byte_panels(sections: list[tuple[str, int]]) -> int:
+    """Bytes of the panels of sections."""
+    blocks = STORAGES | {"int8": (1, 1)}
+    return sum(
+        -(-num // 64) * 64 * DEPTH // blocks[name][0] * blocks[name][1] for name, num in sections
+    )
+
+
 def packed(
     parts: list[tuple[NDArray[np.uint8], str, int]], dtype: Any, **options: Any
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     num_rows = sum(len(rows) for rows, _, _ in parts)
     size = -(-num_rows // 64) * 64 * DEPTH
     scales = None
-    if options.pop("int8", False):
-        panels: NDArray[Any] = np.full(size, 7, np.int8)
+    sections = options.pop("sections", None)
+    if sections is not None:
+        panels: NDArray[Any] = np.full(byte_panels(sections), 7, np.uint8)
+        if sections[0][0] == "int8":
+            scales = np.zeros(num_rows, np.float32)
+    elif options.pop("int8", False):
+        panels = np.full(size, 7, np.int8)
         scales = np.zeros(num_rows, np.float32)
     else:
         panels = np.full(size * DTYPES[dtype].itemsize // 4, 7, np.uint32)
     is_gated = options.pop("is_gated", False)
     with stored(parts) as rows:
-        layer = (panels, rows, DEPTH, is_gated, scales)
+        layer = (panels, rows, DEPTH, is_gated, scales, sections)
         odd = pack_layers([layer], dtype=dtype, num_threads=2, **options)
     assert odd == [[0] * len(parts)]
     return panels, scales
 
 
-def numbers_of(panels: NDArray[Any], num_rows: int, dtype: Any = "float32") -> NDArray[np.float32]:
+def numbers_of(
+    panels: NDArray[Any], num_rows: int, dtype: Any = "float32", **options: Any
+) -> NDArray[np.float32]:
     """Rows of packed weights in float32, read back by the kernel."""
-    weights = PackedWeights(panels, dtype=dtype, in_features=DEPTH, out_features=num_rows)
+    weights = PackedWeights(
+        panels, dtype=dtype, in_features=DEPTH, out_features=num_rows, **options
+    )
     rows = torch.empty(num_rows, DEPTH, dtype=DTYPES[dtype])
     weights.gather(np.arange(num_rows, dtype=np.int32), rows.data_ptr())
     return rows.float().numpy()
@@ -152,13 +170,70 @@ def test_interleaved_heads_are_put_in_order() -> None:
     assert np.array_equal(numbers_of(panels, 64), heads.swapaxes(1, 2).reshape(64, DEPTH))
 
 
+@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+def test_blocks_are_the_numbers_of_the_gguf_package(name: str) -> None:
+    rows = stored_rows(name, 70, seed=9)
+    sections = [(name, 70)]
+    panels, _ = packed([(rows, name, 0)], "float32", sections=sections)
+    found = numbers_of(panels, 70, sections=sections)
+    assert np.array_equal(found, dequantized(rows, name))
+    panels, _ = packed([(rows[:64], name, 16)], "float32", sections=[(name, 64)])
+    heads = dequantized(rows[:64], name).reshape(4, 8, 2, DEPTH)
+    found = numbers_of(panels, 64, sections=[(name, 64)])
+    assert np.array_equal(found, heads.swapaxes(1, 2).reshape(64, DEPTH))
+
+
+def quantized(x: NDArray[np.float32], group: int) -> NDArray[np.float64]:
+    """Rows as multiples of a 127th of the largest magnitude of each group."""
+    groups = x.reshape(len(x), -1, group).astype(np.float64)
+    scales = np.abs(groups).max(axis=2, keepdims=True) / 127
+    return np.asarray((np.round(groups / scales) * scales).reshape(x.shape))
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("names", [*([name] for name in sorted(BLOCK_FORMATS)), MIXED, ["int8"]])
+def test_products_are_those_of_quantized_rows(names: list[str], instructions: Any) -> None:
+    parts = [
+        (stored_rows("F32" if name == "int8" else name, 64, seed), name, 0)
+        for seed, name in enumerate(names)
+    ]
+    parts = [(rows, "F32" if name == "int8" else name, head) for rows, name, head in parts]
+    sections = [(name, 64) for name in names]
+    panels, scales = packed(parts, "float32", sections=sections, instructions=instructions)
+    num_rows = 64 * len(names)
+    layer = PackedWeights(
+        panels,
+        dtype="float32",
+        in_features=DEPTH,
+        out_features=num_rows,
+        scales=scales,
+        sections=sections,
+    )
+    held = numbers_of(panels, num_rows, scales=scales, sections=sections).astype(np.float64)
+    x = np.random.default_rng(8).normal(size=(31, DEPTH)).astype(np.float32)
+    output = np.empty((31, num_rows), np.float32)
+    layer.multiply(
+        num_rows=31,
+        x=x.ctypes.data,
+        x_stride=DEPTH,
+        output=output.ctypes.data,
+        output_stride=num_rows,
+        output_dtype="float32",
+        num_threads=2,
+        instructions=instructions,
+    )
+    rows = quantized(x, DEPTH if names == ["int8"] else 32)
+    magnitudes = np.abs(rows) @ np.abs(held.T)
+    assert (np.abs(output - rows @ held.T) <= 1e-5 * magnitudes).all()
+
+
 def test_numbers_that_are_not_finite_are_counted() -> None:
     numbers = np.ones((2, DEPTH), np.float32)
     numbers[1, 5:7] = np.nan, np.inf
     numbers[0, 0] = 1e30
     panels = np.zeros(64 * DEPTH // 2, np.uint32)
     with stored([(numbers[row : row + 1], "F32", 0) for row in range(2)]) as rows:
-        layer = (panels, rows, DEPTH, False, None)
+        layer = (panels, rows, DEPTH, False, None, None)
         assert pack_layers([layer], dtype="float16") == [[1, 2]]
 
 
@@ -168,7 +243,7 @@ def test_several_layers_are_those_of_as_many_calls() -> None:
     together = [np.full_like(panels, 7) for panels in alone]
     with stored(parts) as rows:
         layers = [
-            (panels, [part], DEPTH, False, None)
+            (panels, [part], DEPTH, False, None, None)
             for panels, part in zip(together, rows, strict=True)
         ]
         assert pack_layers(layers, dtype="bfloat16", num_threads=2) == [[0], [0], [0]]
@@ -179,7 +254,14 @@ def test_several_layers_are_those_of_as_many_calls() -> None:
 def test_a_file_that_ends_before_its_rows_is_an_error() -> None:
     rows = stored_rows("F32", 64, 8)
     with stored([(rows, "F32", 0)]) as ((file, offset, _, *rest),):
-        layer = (np.zeros(128 * DEPTH, np.uint32), [(file, offset, 65, *rest)], DEPTH, False, None)
+        layer = (
+            np.zeros(128 * DEPTH, np.uint32),
+            [(file, offset, 65, *rest)],
+            DEPTH,
+            False,
+            None,
+            None,
+        )
         with pytest.raises(OSError, match="ends before its rows"):
             pack_layers([layer], dtype="float32")
 
@@ -188,7 +270,7 @@ def test_a_closed_file_is_an_error() -> None:
     rows = stored_rows("F32", 64, 8)
     with stored([(rows, "F32", 0)]) as stored_parts:
         pass
-    layer = (np.zeros(64 * DEPTH, np.uint32), stored_parts, DEPTH, False, None)
+    layer = (np.zeros(64 * DEPTH, np.uint32), stored_parts, DEPTH, False, None, None)
     with pytest.raises(OSError, match="descriptor"):
         pack_layers([layer], dtype="float32")
 
@@ -205,6 +287,16 @@ def test_a_closed_file_is_an_error() -> None:
         ({"panels": np.zeros(5, np.int64)}, "uint32"),
         ({"is_gated": True}, "gated layer two"),
         ({"scales": np.zeros(3, np.float32)}, "int8"),
+        ({"sections": [("Q9", 64)]}, 'format of a section is "Q9"; it must be one of'),
+        ({"sections": [("Q8_0", 64)]}, "uint8"),
+        (
+            {"sections": [("Q8_0", 64)], "panels": np.zeros(5, np.uint8)},
+            "must have 34816 bytes; got 5",
+        ),
+        (
+            {"sections": [("Q8_0", 64)], "panels": np.zeros(34816, np.uint8)},
+            "must be stored as Q8_0",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
@@ -214,6 +306,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> Non
         "in_features": DEPTH,
         "is_gated": False,
         "scales": None,
+        "sections": None,
     } | change
     layer: Any = tuple(given.values())
     with pytest.raises(StepError, match=words):

@@ -1,6 +1,7 @@
 """Tiny models in Hugging Face format, written as GGUF files the way llama.cpp converts them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ def write_gguf(
     path: Path,
     storage: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     divisors: NDArray[np.float32] | None = None,
+    storages: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Write the model of a directory.
 
@@ -40,6 +42,7 @@ def write_gguf(
         path: The file.
         storage: Type of its matrices.
         divisors: Divisors of the rotary frequencies.
+        storages: Types of the matrices whose names contain these words.
     """
     config = json.loads((directory / "config.json").read_text())
     kind = config["model_type"]
@@ -53,7 +56,8 @@ def write_gguf(
                 weights = _interleave(weights, config[heads])  # noqa: PLW2901
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             weights = weights + 1  # noqa: PLW2901
-        stored = storage if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
+        named = (kind for word, kind in (storages or {}).items() if word in name)
+        stored = next(named, storage) if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(
             str(names.get_name(name, try_suffixes=(".weight", ".bias"))),
             gguf.quants.quantize(np.ascontiguousarray(weights), stored),

@@ -36,11 +36,12 @@ _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArr
 # first row, rows, storage, size of interleaved heads or 0; K; whether the first part is the gate of
 # the second; scales of int8 panels [N], written.
 _PackedLayer: TypeAlias = tuple[
-    NDArray[np.uint32 | np.int8],
+    NDArray[np.uint32 | np.int8 | np.uint8],
     Sequence[tuple[int, int, int, str, int]],
     int,
     bool,
     NDArray[np.float32] | None,
+    Sequence[tuple[str, int]] | None,
 ]
 
 @final
@@ -51,13 +52,17 @@ class PackedWeights:
 
     Args:
         panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
-            ``[ceil(N / 64) * K * 64]``.  Kept by reference and must not be written afterwards.
-        dtype: Type of the rows, and of weights that are not int8.
+            ``[ceil(N / 64) * K * 64]``; with ``sections`` uint8.  Kept by reference and must not be
+            written afterwards.
+        dtype: Type of the rows, and of weights that are not quantised.
         in_features: Number of input features K.
         out_features: Number of output features N.
-        scales: Scales of int8 panels, float32 ``[N]``.
+        scales: Scales of int8 panels, and of a section "int8", float32 ``[N]``.
         bias: Bias, float32 ``[N]``.
         gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
+        sections: Panels whose products are those of bytes: format and number of features of each
+            section, "int8" or a block type of GGUF such as "Q4_K"; all but the last are multiples
+            of 64 features.
 
     Raises:
         ``StepError``: Arguments that do not fit each other.
@@ -65,14 +70,16 @@ class PackedWeights:
 
     def __new__(
         cls,
-        panels: NDArray[np.uint32 | np.int8],  # [ceil(N / 64) * units of K * 64]; int8: K of them
+        # [ceil(N / 64) * units of K * 64]; int8: K of them; uint8: as their sections say
+        panels: NDArray[np.uint32 | np.int8 | np.uint8],
         *,
-        dtype: _DType,  # of rows, and of weights that are not int8
+        dtype: _DType,  # of rows, and of weights that are not quantised
         in_features: int,  # K
         out_features: int,  # N
         scales: NDArray[np.float32] | None = None,  # [N]: the panels are int8, multiples of these
         bias: NDArray[np.float32] | None = None,  # [N]
         gate: _Gate | None = None,
+        sections: Sequence[tuple[str, int]] | None = None,  # format, features
     ) -> PackedWeights: ...
     @property
     def in_features(self) -> int:
@@ -278,15 +285,16 @@ def pack_layers(
 
     Args:
         layers: For each layer:
-            panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights`
-            takes; written.
+            panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
+            `PackedWeights` takes; written.
             Parts of the layer, one after another, each as file descriptor, offset of the first row,
             number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
             and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
             Number of input features K.
             Whether the first of two parts is the gate of the second: they alternate in the panels,
             32 features each.
-            Scales of int8 panels, float32 ``[N]``, written; None for panels of units.
+            Scales of int8 panels, float32 ``[N]``, written; None for other panels.
+            Sections as for `PackedWeights`; blocks must be those of the rows.  None for numbers.
         dtype: Type that weights are rounded to.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.

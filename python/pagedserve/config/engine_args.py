@@ -19,7 +19,7 @@ from pagedserve.config.multimodal import MultimodalArgs
 from pagedserve.config.observability import ObservabilityArgs
 from pagedserve.config.options import add_arguments, check_options, describe
 from pagedserve.config.parallel import ParallelArgs
-from pagedserve.config.precision import PrecisionArgs
+from pagedserve.config.precision import BYTE_QUANTIZATIONS, PrecisionArgs
 from pagedserve.config.sampling import SamplingArgs
 from pagedserve.config.scheduler import SchedulerArgs
 from pagedserve.config.speculative import SpeculativeArgs
@@ -83,6 +83,11 @@ class EngineArgs(  # lists the fields of its last base first
             yield (
                 f"quantization is {self.quantization!r}, and cpu_kernels is 'generic', whose "
                 "linear layers are torch's: give 'fused' or 'modules', or leave one of the two out"
+            )
+        if self.quantization in BYTE_QUANTIZATIONS and self.backend == "torch":
+            yield (
+                f"quantization is {self.quantization!r}, which the native backend computes, and "
+                "backend is 'torch': give quantization='int8', or leave backend out"
             )
         if self.enable_lora and (self.max_cpu_loras or self.max_loras) < self.max_loras:
             yield (

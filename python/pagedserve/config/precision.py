@@ -11,7 +11,10 @@ from pagedserve.config.options import option
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Backend: TypeAlias = Literal["auto", "torch", "native"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
-Quantization: TypeAlias = Literal["int8"]
+Quantization: TypeAlias = Literal["int8", "w8a8", "gguf"]
+
+# Those whose products are of bytes, which the native backend computes.
+BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", "gguf")
 
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
 
@@ -62,8 +65,10 @@ class PrecisionArgs:
     quantization: Quantization | None = option(
         None,
         checks.choice((*get_args(Quantization), None)),
-        "Quantization of linear layers while they are loaded, on the CPU: int8 stores one byte per "
-        "weight and a scale per output feature, a quarter of float32's memory.",
+        "Quantization of linear layers, on the CPU: int8 stores one byte per weight and a scale "
+        "per output feature, a quarter of float32's memory; w8a8 multiplies these with rows of "
+        "bytes; gguf keeps the blocks of a GGUF file and multiplies them with rows of bytes. The "
+        "native backend runs w8a8 and gguf.",
         concern="precision and kernels",
         unset="none",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pagedserve.config import EngineArgs
+from pagedserve.config.precision import BYTE_QUANTIZATIONS
 from pagedserve.errors import ConfigError
 from pagedserve.extras import absent_modules
 
@@ -50,6 +51,8 @@ def choose_backend(args: EngineArgs) -> BackendChoice:
     """Choose the backend for the options of an engine."""
     if args.backend != "auto":
         return BackendChoice(args.backend, "as given")
+    if args.quantization in BYTE_QUANTIZATIONS:
+        return BackendChoice("native", f"for quantization={args.quantization!r}")
     if absent := absent_modules("torch", "transformers"):
         return BackendChoice("native", f"without {' and '.join(absent)}")
     if (refusal := next(_refusals(args), None)) is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from pagedserve._core.cpu import DecoderLayer, use_instructions
 from pagedserve.config import EngineArgs
 from pagedserve.config.precision import Quantization
-from pagedserve.errors import ModelLoadError, PagedServeError, UnsupportedModelError
+from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.families.record import LayerPart
 from pagedserve.models.limits import check_max_model_len, eos_token_ids
@@ -73,6 +73,11 @@ class OpenedModel:
     @classmethod
     def of(cls, args: EngineArgs, source: ModelSource) -> Self:
         """Read the config and the headers of the weights."""
+        if args.quantization == "gguf" and not source.is_gguf:
+            raise ConfigError(
+                f"quantization is 'gguf', and model {args.model!r} is no GGUF file: give 'int8' or "
+                "'w8a8', or leave it out"
+            )
         gguf = read_gguf(source.path) if source.is_gguf else None
         if gguf is None:  # both files were checked when they were found
             content = _object(source.path / "config.json")
@@ -197,14 +202,18 @@ def _pack(
     names, num_threads = checkpoint.names, num_compute_threads()
     packer = Packer(checkpoint, dtype, num_threads)
     has_own_head = bool(config.head.num_outputs) and not config.head.is_tied
+    # Blocks of a file are read at no loss; other weights are quantized where they are multiplied.
+    quantizes_embedding = config.head.is_tied or quantization == "gguf"
     planned_embedding = packer.plan(
-        Part(names.embedding), quantization=quantization if config.head.is_tied else None
+        Part(names.embedding), quantization=quantization if quantizes_embedding else None
     )
     planned_head = planned_embedding
     if has_own_head:
         planned_head = packer.plan(Part(names.head), quantization=quantization)
     packing = _LayerPacking(packer, config, quantization)
     layers = [packing.plan(layer) for layer in range(len(config.layers))]
+    if quantization == "gguf":
+        packer.log_converted()
     weight_bytes = packer.pack()
     embedding = packer.weights(planned_embedding)
     head = packer.weights(planned_head) if has_own_head else embedding

@@ -1,8 +1,10 @@
 """Linear layers, packed from the files of a checkpoint."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,16 @@ from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.models.families.record import Gate
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.numbers import ComputeDtype, itemsize
-from pagedserve.native.stored import StoredTensor
+from pagedserve.native.stored import BLOCK_FORMATS, STORAGES, StoredTensor
+
+logger = logging.getLogger(__name__)
+
+# Formats of panels whose products are those of bytes, with the features of each.
+Sections: TypeAlias = list[tuple[str, int]]
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
+# Weights and bytes of a block; int8 is stored in fours.
+_BLOCKS: Final = {name: STORAGES[name] for name in BLOCK_FORMATS} | {"int8": (4, 4)}
 
 
 class Part(NamedTuple):
@@ -38,8 +47,9 @@ class Linear:
     Attributes:
         parts: Its matrices, one after another; of a gated layer the gate and what it gates.
         tensors: Where they are stored.
-        panels: Panels of all of them, of uint32 units or int8 weights.
+        panels: Panels of all of them, of uint32 units, int8 weights or the bytes of sections.
         scales: Scales of int8 panels.
+        sections: Formats of the panels of bytes; None for others.
         bias: Bias of each matrix; empty for none.
         gate: Activation of a gated layer.
     """
@@ -48,6 +58,7 @@ class Linear:
     tensors: list[StoredTensor]
     panels: NDArray[Any]
     scales: NDArray[np.float32] | None
+    sections: Sections | None
     bias: Sequence[NDArray[np.float32]]
     gate: Gate | None
 
@@ -92,10 +103,20 @@ class Packer:
             quantization: Quantization of the weights.
         """
         tensors = [self.checkpoint.tensors[part.name] for part in parts]
-        num_rows, depth = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
-        panels, scales = _empty_panels(num_rows, depth, self.dtype, quantization)
+        sections = _sections(tensors, quantization, is_gated=gate is not None)
+        shape = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+        if sections is None:
+            panels, scales = _empty_panels(shape, self.dtype, quantization)
+        else:
+            panels, scales = _empty_bytes(shape, sections)
         planned = Linear(
-            parts=parts, tensors=tensors, panels=panels, scales=scales, bias=bias, gate=gate
+            parts=parts,
+            tensors=tensors,
+            panels=panels,
+            scales=scales,
+            sections=sections,
+            bias=bias,
+            gate=gate,
         )
         self._planned.append(planned)
         return planned
@@ -132,7 +153,14 @@ class Packer:
             for part, tensor in zip(linear.parts, linear.tensors, strict=True)
         ]
         is_gated = linear.gate is not None
-        return linear.panels, rows, linear.in_features, is_gated, linear.scales
+        return (
+            linear.panels,
+            rows,
+            linear.in_features,
+            is_gated,
+            linear.scales,
+            linear.sections,
+        )
 
     def weights(self, linear: Linear) -> PackedWeights:
         """The weights of a packed layer."""
@@ -144,14 +172,62 @@ class Packer:
             scales=linear.scales,
             bias=np.concatenate(linear.bias) if linear.bias else None,
             gate=linear.gate,
+            sections=linear.sections,
         )
+
+    def log_converted(self) -> None:
+        """Log how many matrices are not computed as they are stored, if there are any."""
+        tensors = [(linear, tensor) for linear in self._planned for tensor in linear.tensors]
+        converted = [tensor for linear, tensor in tensors if linear.sections is None]
+        if converted:
+            logger.info(
+                "%d of %d matrices are converted to %s, as they are of no format that is computed "
+                "as stored, or beside one of another format: %r of type %s is the first",
+                len(converted),
+                len(tensors),
+                self.dtype,
+                converted[0].name,
+                converted[0].storage,
+            )
+
+
+def _sections(
+    tensors: Sequence[StoredTensor], quantization: Quantization | None, *, is_gated: bool
+) -> Sections | None:
+    """Formats of a layer whose products are those of bytes; None if they are not."""
+    if quantization == "w8a8":
+        return [("int8", sum(tensor.shape[0] for tensor in tensors))]
+    if quantization != "gguf" or any(tensor.storage not in BLOCK_FORMATS for tensor in tensors):
+        return None
+    sections = [
+        (storage, sum(tensor.shape[0] for tensor in group))
+        for storage, group in groupby(tensors, lambda tensor: tensor.storage)
+    ]
+    # A panel is of one format, and a gate shares panels with what it gates.
+    shares = any(num_features % _PANEL_FEATURES for _, num_features in sections[:-1])
+    return None if shares or (is_gated and len(sections) > 1) else sections
 
 
 def _empty_panels(
-    num_rows: int, depth: int, dtype: ComputeDtype, quantization: Quantization | None
+    shape: tuple[int, int], dtype: ComputeDtype, quantization: Quantization | None
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
-    """Panels and int8 scales of a layer, not yet written."""
-    num_weights = -(-num_rows // _PANEL_FEATURES) * _PANEL_FEATURES * depth
-    if quantization is not None:
-        return bytes_in_huge_pages(num_weights).view(np.int8), np.empty(num_rows, np.float32)
+    """Panels and int8 scales of a layer of N rows of K, not yet written."""
+    num_weights = _padded(shape[0]) * shape[1]
+    if quantization == "int8":
+        return bytes_in_huge_pages(num_weights).view(np.int8), np.empty(shape[0], np.float32)
     return bytes_in_huge_pages(num_weights * itemsize(dtype)).view(np.uint32), None
+
+
+def _empty_bytes(
+    shape: tuple[int, int], sections: Sections
+) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+    """Panels of sections and int8 scales of a layer of N rows of K, not yet written."""
+    blocks = ((_padded(num_features), *_BLOCKS[name]) for name, num_features in sections)
+    num_bytes = sum(rows * -(-shape[1] // weights) * size for rows, weights, size in blocks)
+    has_scales = sections[0][0] == "int8"
+    return bytes_in_huge_pages(num_bytes), np.empty(shape[0], np.float32) if has_scales else None
+
+
+def _padded(num_features: int) -> int:
+    """Features of whole panels."""
+    return -(-num_features // _PANEL_FEATURES) * _PANEL_FEATURES

@@ -28,6 +28,9 @@ STORAGES: Final[dict[str, tuple[int, int]]] = {
     "Q6_K": (256, 210),
 }
 
+# Those whose blocks Rust multiplies without converting them (`PackedWeights`).
+BLOCK_FORMATS: Final = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
+
 # Bytes of two tensors that are compared at once.
 _PIECE: Final = 1 << 20
 

@@ -40,6 +40,14 @@ pub unsafe fn gather(
         unsafe {
             match (weights.panels, weights.dtype) {
                 (Panels::Units(units), _) => rows.write(row, units, |unit| unit),
+                (Panels::Bytes(panels), dtype) => {
+                    let numbers = panels.feature(weights.in_features, rows.feature(row));
+                    match dtype {
+                        DType::Float32 => rows.write_numbers::<f32>(row, &numbers),
+                        DType::BFloat16 => rows.write_numbers::<BFloat16>(row, &numbers),
+                        DType::Float16 => rows.write_numbers::<Float16>(row, &numbers),
+                    }
+                }
                 (Panels::Int8 { values, scales }, dtype) => {
                     let scale = scales[rows.feature(row)];
                     let number = |value: i8| f32::from(value) * scale;
@@ -72,6 +80,18 @@ unsafe impl Sync for Gathered<'_> {}
 impl Gathered<'_> {
     fn feature(&self, row: usize) -> usize {
         usize::try_from(self.features[row]).unwrap_or(0)
+    }
+
+    /// Writes numbers in the layer's dtype.
+    ///
+    /// # Safety
+    /// The row has room for them.
+    unsafe fn write_numbers<E: Stored>(&self, row: usize, numbers: &[f32]) {
+        let output = self.output.pointer.cast::<E>().wrapping_add(row * self.output.stride);
+        for (index, number) in numbers.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { output.add(index).write(E::from_f32(*number)) };
+        }
     }
 
     /// Writes a feature's lanes as what they stand for.

@@ -12,7 +12,7 @@ pub enum InstructionSet {
     Avx2,
     /// AVX-512 with the F, BW, DQ and VL parts.
     Avx512,
-    /// AVX-512 with dot products of bfloat16.
+    /// AVX-512 with dot products of bfloat16 and of bytes.
     Avx512BFloat16,
     /// NEON, of every `AArch64` CPU.
     Neon,
@@ -49,7 +49,9 @@ impl InstructionSet {
                 Self::Avx2 => has_avx2(),
                 Self::Avx512 => has_avx512(),
                 Self::Avx512BFloat16 => {
-                    has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16")
+                    has_avx512()
+                        && std::arch::is_x86_feature_detected!("avx512bf16")
+                        && std::arch::is_x86_feature_detected!("avx512vnni")
                 }
                 Self::Neon => false,
             }

@@ -17,6 +17,7 @@
 compile_error!("pairs of 16-bit numbers are read as little-endian words");
 
 pub mod attention;
+pub mod bytes;
 mod draw;
 mod element;
 mod elementwise;
@@ -42,6 +43,7 @@ pub mod pack;
 mod pages;
 mod portable;
 mod scratch;
+mod storage;
 mod team;
 #[cfg(target_os = "linux")]
 mod threads;

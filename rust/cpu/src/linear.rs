@@ -11,7 +11,8 @@
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
-//! float32 first, `WIDE_ROWS` at a time.
+//! float32 first, `WIDE_ROWS` at a time.  Panels of [`crate::bytes`] are met by rows that become
+//! bytes, as many at a time.
 //!
 //! # Invariants
 //!
@@ -30,6 +31,7 @@
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
+use crate::bytes::{BytePanels, ByteRows, Dots, Part, quantise_rows, sum_panel};
 use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
@@ -56,6 +58,8 @@ pub(crate) const MANY_ROWS: usize = 48;
 const WIDE_ROWS: usize = 512;
 
 thread_local! {
+    /// Rows as bytes, their scales and totals.
+    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static WIDE: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
     /// A block of weights as float32, `[2 * units][64]`.
     static BLOCK: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -103,6 +107,8 @@ pub enum Panels<'a> {
         /// `[N]`, what a feature's whole numbers are multiples of.
         scales: &'a [f32],
     },
+    /// Whole numbers that rows meet as bytes.
+    Bytes(BytePanels<'a>),
 }
 
 /// The packed weights of a layer.
@@ -137,7 +143,7 @@ impl Weights<'_> {
     pub(crate) fn depth(&self) -> usize {
         match self.panels {
             Panels::Units(_) => self.in_features / self.dtype.per_unit(),
-            Panels::Int8 { .. } => self.in_features,
+            Panels::Int8 { .. } | Panels::Bytes(_) => self.in_features,
         }
     }
 
@@ -164,29 +170,34 @@ impl Weights<'_> {
                 self.in_features
             )));
         }
-        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
-        let (kind, found, scales) = match self.panels {
-            Panels::Units(units) => ("units", units.len(), None),
-            Panels::Int8 { values, scales } => ("int8", values.len(), Some(scales)),
+        self.check_numbers("bias", self.bias)?;
+        let (kind, found) = match self.panels {
+            Panels::Units(units) => ("units", units.len()),
+            Panels::Int8 { values, scales } => {
+                self.check_numbers("scales", Some(scales))?;
+                ("int8", values.len())
+            }
+            Panels::Bytes(panels) => return panels.check(self.in_features, self.out_features),
         };
+        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
         if found != expected {
             return Err(Error(format!(
                 "packed weights of {} in {} features must have {expected} {kind}; got {found}",
                 self.out_features, self.in_features
             )));
         }
-        for (name, numbers) in [("scales", scales), ("bias", self.bias)] {
-            if let Some(numbers) = numbers
-                && numbers.len() != self.out_features
-            {
-                return Err(Error(format!(
-                    "{name} must have {} numbers; got {}",
-                    self.out_features,
-                    numbers.len()
-                )));
-            }
-        }
         Ok(())
+    }
+
+    fn check_numbers(&self, name: &str, numbers: Option<&[f32]>) -> Result<()> {
+        match numbers {
+            Some(numbers) if numbers.len() != self.out_features => Err(Error(format!(
+                "{name} must have {} numbers; got {}",
+                self.out_features,
+                numbers.len()
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -236,11 +247,25 @@ pub unsafe fn linear(
     let additions = unsafe { Additions::make(adapters, features, num_rows, rows, execution)? };
     let additions = (&additions, 0);
     let rows = weights.dtype;
-    let product =
-        Product { weights, finish, num_rows, input, rows, output, output_dtype, additions };
+    let product = Product {
+        weights,
+        finish,
+        num_rows,
+        input,
+        rows,
+        bytes: None,
+        output,
+        output_dtype,
+        additions,
+    };
+    if let Panels::Bytes(panels) = weights.panels {
+        // SAFETY: the caller's promise.
+        unsafe { product.run_bytes(panels.has_groups(), execution) };
+        return Ok(());
+    }
     let is_widened = match (weights.panels, rows) {
         (_, DType::Float32) | (Panels::Units(_), DType::Float16) => false,
-        (Panels::Int8 { .. }, _) => true,
+        (Panels::Int8 { .. } | Panels::Bytes(_), _) => true,
         (Panels::Units(_), DType::BFloat16) => {
             num_rows > FEW_ROWS && execution.instructions != InstructionSet::Avx512BFloat16
         }
@@ -280,6 +305,8 @@ struct Product<'a> {
     input: Matrix,
     /// Of the input.
     rows: DType,
+    /// The input once it is quantised.
+    bytes: Option<ByteRows>,
     output: Matrix,
     output_dtype: DType,
     /// Adapter outputs to add, and their number of the first row.
@@ -293,7 +320,14 @@ impl Product<'_> {
     fn run(&self, execution: &Execution<'_>) {
         execution.for_each(self.num_items(), &|item| {
             // SAFETY: what made the product promises its memory; each item is done once.
-            unsafe { execution.instructions.run(Item { product: self, item }) };
+            unsafe {
+                match (self.weights.panels, &self.bytes) {
+                    (Panels::Bytes(panels), Some(rows)) => {
+                        execution.instructions.run(ByteItem { product: self, panels, rows, item });
+                    }
+                    _ => execution.instructions.run(Item { product: self, item }),
+                }
+            }
         });
     }
 
@@ -328,6 +362,36 @@ impl Product<'_> {
         WIDE.set(wide);
     }
 
+    /// Runs the product on rows that are quantised first.
+    ///
+    /// # Safety
+    /// That of [`linear`].
+    unsafe fn run_bytes(&self, has_groups: bool, execution: &Execution<'_>) {
+        let in_features = self.weights.in_features;
+        let mut memory = ROWS.take();
+        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
+            let num_rows = WIDE_ROWS.min(self.num_rows - first);
+            let rows = ByteRows::new(&mut memory, num_rows, in_features, has_groups);
+            let pointer = |matrix: Matrix, dtype: DType| {
+                matrix.pointer.wrapping_add(first * matrix.stride * dtype.size())
+            };
+            let input = Matrix { pointer: pointer(self.input, self.rows), ..self.input };
+            let output = Matrix { pointer: pointer(self.output, self.output_dtype), ..self.output };
+            let part = Product {
+                num_rows,
+                input,
+                bytes: Some(rows),
+                output,
+                additions: (self.additions.0, self.additions.1 + first),
+                ..*self
+            };
+            // SAFETY: the caller's promise; there is room for the rows.
+            unsafe { quantise_rows((input, self.rows), in_features, num_rows, &rows, execution) };
+            part.run(execution);
+        }
+        ROWS.set(memory);
+    }
+
     fn rows_per_item(&self) -> usize {
         if self.num_rows >= 4 * MANY_ROWS { MANY_ROWS } else { FEW_ROWS }
     }
@@ -353,7 +417,7 @@ struct Sums([MaybeUninit<f32>; MANY_ROWS * PANEL_FEATURES]);
 
 impl Kernel for Item<'_> {
     #[inline(always)]
-    unsafe fn run<I: Vectors>(self) {
+    unsafe fn run<I: Dots>(self) {
         let Self { product, item } = self;
         let (dtype, output_dtype) = (product.weights.dtype, product.output_dtype);
         // SAFETY: the caller's promise.
@@ -385,6 +449,35 @@ impl Kernel for Item<'_> {
                     DType::BFloat16 => product.multiply::<I, f32, BFloat16, _>(values, item),
                     DType::Float16 => product.multiply::<I, f32, Float16, _>(values, item),
                 },
+                Panels::Bytes(_) => unreachable!("an item of bytes is another kernel"),
+            }
+        }
+    }
+}
+
+/// One panel of bytes with some rows of bytes.
+struct ByteItem<'a> {
+    product: &'a Product<'a>,
+    panels: BytePanels<'a>,
+    rows: &'a ByteRows,
+    item: usize,
+}
+
+impl Kernel for ByteItem<'_> {
+    #[inline(always)]
+    unsafe fn run<I: Dots>(self) {
+        let Self { product, panels, rows, item } = self;
+        let (panel, first, num) = product.rows_of(item);
+        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
+        let sums = sums.0.as_mut_ptr().cast::<f32>();
+        // SAFETY: the caller's promise; `sums` has room for the item's rows.
+        unsafe {
+            let part = Part { rows, first, num };
+            sum_panel::<I>(&panels, product.weights.in_features, panel, part, sums);
+            match product.output_dtype {
+                DType::Float32 => product.end_item::<I, f32>(item, sums),
+                DType::BFloat16 => product.end_item::<I, BFloat16>(item, sums),
+                DType::Float16 => product.end_item::<I, Float16>(item, sums),
             }
         }
     }
@@ -433,15 +526,30 @@ impl Product<'_> {
         segment: impl Fn(usize, usize, usize) -> Segment<L>,
         item: usize,
     ) {
-        let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
-        let first_row = block * self.rows_per_item();
-        let num_rows = self.rows_per_item().min(self.num_rows - first_row);
+        let (panel, first_row, num_rows) = self.rows_of(item);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: panel and rows exist; `sums` has room for the item's rows.
+        // SAFETY: the caller's promise; `sums` has room for the item's rows.
         unsafe {
             let segment = |start, len| segment(panel, start, len);
             self.sum::<I, E, L>(segment, first_row, num_rows, sums);
+            self.end_item::<I, O>(item, sums);
+        }
+    }
+
+    /// Panel of an item, its first row and the number of its rows.
+    fn rows_of(&self, item: usize) -> (usize, usize, usize) {
+        let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
+        let first_row = block * self.rows_per_item();
+        (panel, first_row, self.rows_per_item().min(self.num_rows - first_row))
+    }
+
+    /// Writes what becomes of an item's sums.
+    #[inline(always)]
+    unsafe fn end_item<I: Vectors, O: Element>(&self, item: usize, sums: *mut f32) {
+        let (panel, first_row, num_rows) = self.rows_of(item);
+        // SAFETY: panel and rows exist; `sums` has the item's rows.
+        unsafe {
             for row in 0..num_rows {
                 self.scale_and_shift(panel, sums.add(row * PANEL_FEATURES));
             }

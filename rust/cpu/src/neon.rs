@@ -8,6 +8,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use crate::bytes::Dots;
 use crate::number::{BFloat16, Float16};
 use crate::vectors::Vectors;
 
@@ -198,5 +199,81 @@ impl Vectors for Neon {
             );
             vst1_u16_x4(to.cast(), halves);
         }
+    }
+}
+
+/// Four whole numbers in each of four registers.
+type Sums = int32x4x4_t;
+
+// SAFETY of all blocks below: the promise of `Vectors`.
+impl Dots for Neon {
+    type Sums = Sums;
+    type Few = ();
+    type Quads = int8x16x4_t;
+    type Signed = int8x16x4_t;
+    type Row = int8x16_t;
+    const DOT_ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Sums {
+        let zero = unsafe { vdupq_n_s32(0) };
+        int32x4x4_t(zero, zero, zero, zero)
+    }
+
+    #[inline(always)]
+    unsafe fn no_few() {}
+
+    #[inline(always)]
+    unsafe fn start_signed(_: i32) -> Sums {
+        unsafe { Self::no_sums() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads(from: *const u8) -> int8x16x4_t {
+        unsafe { vld1q_s8_x4(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_signed(from: *const u8) -> int8x16x4_t {
+        unsafe { Self::load_quads(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(row: *const i8) -> int8x16_t {
+        unsafe { vreinterpretq_s8_s32(vdupq_n_s32(row.cast::<i32>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_signed(sums: Sums, row: int8x16_t, weights: int8x16x4_t) -> Sums {
+        // Two products of at most 128 * 127 fit 16 bits.
+        let dot = |sum, weights| unsafe {
+            let low = vmull_s8(vget_low_s8(weights), vget_low_s8(row));
+            vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8(weights, row)))
+        };
+        int32x4x4_t(
+            dot(sums.0, weights.0),
+            dot(sums.1, weights.1),
+            dot(sums.2, weights.2),
+            dot(sums.3, weights.3),
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn dot_small(
+        (sums, ()): (Sums, ()),
+        row: int8x16_t,
+        weights: int8x16x4_t,
+    ) -> (Sums, ()) {
+        (unsafe { Self::dot_signed(sums, row, weights) }, ())
+    }
+
+    #[inline(always)]
+    unsafe fn flush((sums, ()): (Sums, ())) -> Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(sums: Sums) -> Self::V {
+        unsafe { quarters!(vcvtq_f32_s32, sums) }
     }
 }

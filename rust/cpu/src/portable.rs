@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "implements a trait whose other implementations need it")]
 #![expect(clippy::inline_always, reason = "a call for each vector would cost more than its work")]
 
+use crate::bytes::Dots;
 use crate::number::{Float16, PANEL, Stored};
 use crate::vectors::Vectors;
 
@@ -110,5 +111,89 @@ impl Vectors for Portable {
             result[lane] += second * high;
         }
         result
+    }
+}
+
+/// Four bytes of each lane.
+type Quads = [[u8; 4]; PANEL];
+
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
+fn dots(
+    mut sums: [i32; PANEL],
+    row: [i8; 4],
+    weights: impl Fn(usize, usize) -> i32,
+) -> [i32; PANEL] {
+    for lane in 0..PANEL {
+        for byte in 0..4 {
+            let product = i32::from(row[byte]).wrapping_mul(weights(lane, byte));
+            sums[lane] = sums[lane].wrapping_add(product);
+        }
+    }
+    sums
+}
+
+impl Dots for Portable {
+    type Sums = [i32; PANEL];
+    type Few = ();
+    type Quads = Quads;
+    type Signed = Quads;
+    type Row = [i8; 4];
+    const DOT_ROWS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        [0; PANEL]
+    }
+
+    #[inline(always)]
+    unsafe fn no_few() {}
+
+    #[inline(always)]
+    unsafe fn start_signed(_: i32) -> Self::Sums {
+        [0; PANEL]
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads(from: *const u8) -> Quads {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Quads>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_signed(from: *const u8) -> Quads {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Quads>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(row: *const i8) -> [i8; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { row.cast::<[i8; 4]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_signed(sums: Self::Sums, row: [i8; 4], weights: Quads) -> Self::Sums {
+        dots(sums, row, |lane, byte| i32::from(weights[lane][byte].cast_signed()))
+    }
+
+    #[inline(always)]
+    unsafe fn dot_small(
+        (sums, ()): (Self::Sums, ()),
+        row: [i8; 4],
+        weights: Quads,
+    ) -> (Self::Sums, ()) {
+        (dots(sums, row, |lane, byte| i32::from(weights[lane][byte])), ())
+    }
+
+    #[inline(always)]
+    unsafe fn flush((sums, ()): (Self::Sums, ())) -> Self::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(sums: Self::Sums) -> V {
+        #[expect(clippy::cast_precision_loss, reason = "rounded as vectors round it")]
+        sums.map(|sum| sum as f32)
     }
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "declares what kernels call; one default has a body")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use crate::bytes::Dots;
 use crate::number::{BFloat16, Float16, PANEL, Stored};
 
 /// Work that is compiled once for each instruction set.
@@ -11,7 +12,7 @@ pub(crate) trait Kernel {
     /// # Safety
     /// The CPU has the instructions of `I`, and the conditions of the kernel hold.  Implementations
     /// are inlined, so that they become part of a function with the instructions.
-    unsafe fn run<I: Vectors>(self);
+    unsafe fn run<I: Dots>(self);
 }
 
 /// Sixteen float32 side by side.

@@ -129,7 +129,7 @@ def test_what_cannot_be_quantized_is_refused() -> None:
         load_model(EngineArgs(model="smollm2", quantization="int8"), torch.device("cuda"))
     with pytest.raises(ConfigError, match="quantization is 'int8', and cpu_kernels is 'generic'"):
         EngineArgs(model="smollm2", quantization="int8", cpu_kernels="generic")
-    with pytest.raises(ConfigError, match="quantization is 'fp8'; it must be one of int8, None"):
+    with pytest.raises(ConfigError, match="quantization is 'fp8'; it must be one of int8, w8a8"):
         EngineArgs(model="smollm2", quantization=cast(Any, "fp8"))
 
 

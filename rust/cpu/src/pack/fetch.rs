@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::storage::Storage;
+use crate::storage::Storage;
 
 /// Some rows of a file: output features of a layer.
 #[derive(Clone, Copy, Debug)]

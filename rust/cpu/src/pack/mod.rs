@@ -2,7 +2,7 @@
 //!
 //! The rows of a panel are read from their file, converted to float32 in chunks, rounded to the
 //! layer's dtype and written to the panel: no copy of a tensor lies in between.  [`crate::linear`]
-//! describes the panels.
+//! describes the panels.  The blocks of a file may also be kept, for products of bytes.
 //!
 //! # Invariants
 //!
@@ -19,14 +19,15 @@
 #![expect(unsafe_code, reason = "panels are shared by threads")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+mod blocks;
 mod fetch;
-mod storage;
 
 use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::bytes::{self, Format, Section};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
@@ -34,9 +35,9 @@ use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
+pub use crate::storage::Storage;
 use fetch::Fetched;
 pub use fetch::Rows;
-pub use storage::Storage;
 
 /// Weights of a row that are converted at once: whole blocks of every storage.
 const CHUNK: usize = 256;
@@ -63,6 +64,15 @@ pub enum PanelsMut<'a> {
         /// The panels.
         values: &'a mut [i8],
         /// `[N]`.
+        scales: &'a mut [f32],
+    },
+    /// What products of bytes take: blocks of the file, or bytes with a scale a feature.
+    Bytes {
+        /// The formats; one with groups is that of the rows.
+        sections: &'a [Section],
+        /// The panels.
+        values: &'a mut [u8],
+        /// `[N]` without groups, else empty.
         scales: &'a mut [f32],
     },
 }
@@ -177,6 +187,9 @@ fn check_panels(
     let (found, expected) = match panels {
         PanelsMut::Units(units) => (units.len(), size / unit),
         PanelsMut::Int8 { values, .. } => (values.len(), size),
+        PanelsMut::Bytes { sections, values, scales } => {
+            return bytes::check(sections, in_features, num_rows, (values.len(), scales.len()));
+        }
     };
     if found != expected {
         return Err(Error(format!(
@@ -192,9 +205,10 @@ fn check_panels(
 }
 
 /// Panels as threads share them.
-enum Target {
+enum Target<'a> {
     Units(*mut u32),
     Int8 { values: *mut i8, scales: *mut f32 },
+    Bytes { sections: &'a [Section], values: *mut u8, scales: *mut f32 },
 }
 
 /// A checked layer.
@@ -204,7 +218,7 @@ struct Packing<'a> {
     num_rows: usize,
     dtype: DType,
     is_gated: bool,
-    target: Target,
+    target: Target<'a>,
     /// Numbers of each part that are not finite.
     odd: Vec<AtomicUsize>,
 }
@@ -245,9 +259,15 @@ impl<'a> Packing<'a> {
             PanelsMut::Int8 { values, scales } => {
                 Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
             }
+            PanelsMut::Bytes { sections, values, scales } => {
+                let (values, scales) = (values.as_mut_ptr(), scales.as_mut_ptr());
+                Target::Bytes { sections, values, scales }
+            }
         };
         let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
-        Ok(Self { parts, in_features, num_rows, dtype, is_gated, target, odd })
+        let packing = Self { parts, in_features, num_rows, dtype, is_gated, target, odd };
+        packing.check_blocks()?;
+        Ok(packing)
     }
 
     fn num_panels(&self) -> usize {
@@ -300,7 +320,20 @@ impl<'a> Packing<'a> {
             match self.target {
                 Target::Units(units) => self.write_units::<E>(panel, fetched, rows, units),
                 Target::Int8 { values, scales } => {
-                    self.write_int8::<E>(panel, fetched, rows, values, scales);
+                    let values = values.add(panel * self.in_features * PANEL_FEATURES);
+                    let place = |k: usize, feature: usize| k * PANEL_FEATURES + feature;
+                    self.write_int8::<E>(panel, fetched, rows, (values, place), scales);
+                }
+                Target::Bytes { sections, values, scales } => {
+                    let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
+                    let values = values.add(bytes.start);
+                    if format.has_groups() {
+                        self.write_blocks(panel, fetched, format, values);
+                    } else {
+                        values.write_bytes(0, bytes.len()); // past the inputs they are zero
+                        let place = |k: usize, feature: usize| Format::byte_of(feature, k);
+                        self.write_int8::<E>(panel, fetched, rows, (values.cast(), place), scales);
+                    }
                 }
             }
         }
@@ -330,7 +363,7 @@ impl<'a> Packing<'a> {
         panel: usize,
         fetched: &Fetched<'_>,
         rows: &mut [f32],
-        panels: *mut i8,
+        (values, place): (*mut i8, impl Fn(usize, usize) -> usize),
         scales: *mut f32,
     ) {
         let mut steps = [0.0_f32; PANEL_FEATURES];
@@ -354,12 +387,11 @@ impl<'a> Packing<'a> {
             let len = self.read::<E>(panel, fetched, first, rows, false);
             // SAFETY: the caller's promise; the panel has these lanes.
             unsafe {
-                let panels = panels.add((panel * self.in_features + first) * PANEL_FEATURES);
                 transpose(rows, len, |k, feature, number| {
                     let whole = (number / steps[feature]).round_ties_even();
                     let whole = whole.clamp(-LARGEST_INT8, LARGEST_INT8);
                     #[expect(clippy::cast_possible_truncation, reason = "a whole number")]
-                    panels.add(k * PANEL_FEATURES + feature).write(whole as i8);
+                    values.add(place(first + k, feature)).write(whole as i8);
                 });
             }
         }

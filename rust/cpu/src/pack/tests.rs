@@ -4,6 +4,7 @@ use std::fs::{File, remove_file};
 use std::io::Write;
 
 use super::*;
+use crate::bytes::BytePanels;
 use crate::isa::InstructionSet;
 use crate::team::Sequential;
 
@@ -31,6 +32,11 @@ fn rounded(number: f32, dtype: DType) -> f32 {
 
 /// A file without a name that holds some bytes and then numbers.
 fn file_of(numbers: &[f32]) -> File {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    file_of_bytes(&bytes)
+}
+
+fn file_of_bytes(bytes: &[u8]) -> File {
     static NUM_FILES: AtomicUsize = AtomicUsize::new(0);
     let number = NUM_FILES.fetch_add(1, Ordering::Relaxed);
     let name = format!("pagedserve-pack-{}-{number}", std::process::id());
@@ -42,8 +48,7 @@ fn file_of(numbers: &[f32]) -> File {
         .open(&path)
         .expect("a folder for temporary files");
     remove_file(&path).expect("a file of ours");
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    file.write_all(&[7; OFFSET]).and_then(|()| file.write_all(&bytes)).expect("room");
+    file.write_all(&[7; OFFSET]).and_then(|()| file.write_all(bytes)).expect("room");
     file
 }
 
@@ -239,5 +244,152 @@ fn a_file_that_ends_before_its_rows_is_an_error() {
     match packed(&[rows], 8, DType::Float32, false, PanelsMut::Units(&mut units)) {
         Err(PackError::File(error)) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
         other => panic!("no error of the file but {other:?}"),
+    }
+}
+
+/// Rows of 256 weights, of random blocks whose scales and minima are finite.
+struct BlockFile {
+    format: Format,
+    storage: Storage,
+    bytes: Vec<u8>,
+}
+
+impl BlockFile {
+    const DEPTH: usize = 256;
+
+    fn new(format: Format) -> Self {
+        let storage = format.storage().expect("a format with blocks");
+        let mut state = 9_u32;
+        let mut bytes: Vec<u8> = (0..128 * storage.row_bytes(Self::DEPTH))
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24).to_le_bytes()[0]
+            })
+            .collect();
+        for block in bytes.chunks_mut(storage.block().1) {
+            for half in format.block().halves {
+                block[half + 1] = block[half + 1] & 0x83 | 0x24;
+            }
+        }
+        Self { format, storage, bytes }
+    }
+
+    fn file(&self) -> File {
+        file_of_bytes(&self.bytes)
+    }
+
+    fn rows<'a>(&self, file: &'a File, first: usize, num_rows: usize) -> Rows<'a> {
+        let offset = (OFFSET + first * self.storage.row_bytes(Self::DEPTH)) as u64;
+        Rows { file, offset, num_rows, storage: self.storage, interleaved: None }
+    }
+
+    fn pack(&self, parts: &[Rows<'_>], is_gated: bool) -> (Vec<usize>, Vec<u8>) {
+        let num_features: usize = parts.iter().map(|part| part.num_rows).sum();
+        let mut values = vec![0; num_features.div_ceil(64) * self.format.panel_bytes(Self::DEPTH)];
+        let sections = [Section { format: self.format, num_features }];
+        let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: &mut [] };
+        let odd = packed(parts, Self::DEPTH, DType::Float32, is_gated, panels);
+        (odd.expect("correct rows"), values)
+    }
+
+    /// Asserts that a feature has the numbers that a row of the file is read as.
+    fn check(&self, values: &[u8], feature: usize, row: usize) {
+        let row_bytes = self.storage.row_bytes(Self::DEPTH);
+        let mut numbers = vec![0.0_f32; Self::DEPTH];
+        self.storage.read(&self.bytes[row * row_bytes..][..row_bytes], &mut numbers);
+        let num_features = values.len() / self.format.panel_bytes(Self::DEPTH) * PANEL_FEATURES;
+        let sections = [Section { format: self.format, num_features }];
+        let panels = BytePanels { sections: &sections, values, scales: &[] };
+        let found = panels.feature(Self::DEPTH, feature);
+        let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect();
+        let (found, expected): (Vec<u32>, Vec<u32>) = (bits(&found), bits(&numbers));
+        assert_eq!(found, expected, "{:?}, feature {feature}", self.format);
+    }
+}
+
+const BLOCK_FORMATS: [Format; 8] = [
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q5_0,
+    Format::Q5_1,
+    Format::Q4K,
+    Format::Q5K,
+    Format::Q6K,
+];
+
+#[test]
+fn blocks_keep_their_numbers() {
+    for format in BLOCK_FORMATS {
+        let blocks = BlockFile::new(format);
+        assert_eq!(format.block().num_bytes(), blocks.storage.block().1);
+        let file = blocks.file();
+        let heads = Rows { interleaved: Some(6), ..blocks.rows(&file, 0, 30) };
+        let (odd, values) = blocks.pack(&[heads, blocks.rows(&file, 30, 40)], false);
+        assert_eq!(odd, [0, 0]);
+        for feature in 0..70 {
+            let row = if feature < 30 { heads.place(feature) } else { feature };
+            blocks.check(&values, feature, row);
+        }
+        let parts = [blocks.rows(&file, 0, 64), blocks.rows(&file, 64, 64)];
+        let (_, values) = blocks.pack(&parts, true);
+        for feature in 0..128 {
+            let row = feature / PANEL_FEATURES * HALF + feature % HALF;
+            blocks.check(&values, feature, feature / HALF % 2 * 64 + row);
+        }
+    }
+}
+
+#[test]
+fn weights_of_a_scale_that_is_not_finite_are_counted() {
+    for format in BLOCK_FORMATS {
+        let mut blocks = BlockFile::new(format);
+        let scale = format.block().halves[0];
+        (blocks.bytes[scale], blocks.bytes[scale + 1]) = (0, 0x7c);
+        let file = blocks.file();
+        let (odd, _) = blocks.pack(&[blocks.rows(&file, 0, 64)], false);
+        assert_eq!(odd, [format.block().num_inputs]);
+    }
+}
+
+#[test]
+fn blocks_of_another_format_are_refused() {
+    let blocks = BlockFile::new(Format::Q4_0);
+    let file = blocks.file();
+    let rows = Rows { storage: Storage::Q4_1, ..blocks.rows(&file, 0, 32) };
+    let sections = [Section { format: Format::Q4_0, num_features: 32 }];
+    let mut values = vec![0; Format::Q4_0.panel_bytes(256)];
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: &mut [] };
+    let Err(PackError::Arguments(error)) = packed(&[rows], 256, DType::Float32, false, panels)
+    else {
+        panic!("no refusal");
+    };
+    let text = error.to_string();
+    assert!(text.contains("must be stored as Q4_0 for panels of Q4_0; got Q4_1"), "{text}");
+}
+
+#[test]
+fn bytes_with_a_scale_are_those_of_int8_weights() {
+    let depth = 30; // no whole quads
+    let all = numbers(70 * depth, 13);
+    let file = file_of(&all);
+    let (mut values, mut scales) = (vec![7; 2 * PANEL_FEATURES * depth], vec![7.0; 70]);
+    let panels = PanelsMut::Int8 { values: &mut values, scales: &mut scales };
+    let rows = rows_of(&file, &all, depth);
+    packed(&[rows], depth, DType::BFloat16, false, panels).expect("correct rows");
+    let sections = [Section { format: Format::Int8, num_features: 70 }];
+    let size = Format::Int8.panel_bytes(depth);
+    let (mut bytes, mut steps) = (vec![7_u8; 2 * size], vec![7.0; 70]);
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut bytes, scales: &mut steps };
+    packed(&[rows], depth, DType::BFloat16, false, panels).expect("correct rows");
+    assert_eq!(scales, steps);
+    for feature in 0..128 {
+        let (panel, lane) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES);
+        for k in 0..32 {
+            let expected =
+                if k < depth { values[(panel * depth + k) * PANEL_FEATURES + lane] } else { 0 };
+            let found = bytes[panel * size + Format::byte_of(lane, k)].cast_signed();
+            assert_eq!(found, expected);
+        }
     }
 }

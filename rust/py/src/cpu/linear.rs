@@ -3,6 +3,7 @@
 
 use numpy::{PyArray1, PyArrayMethods};
 use pagedserve_cpu::DType;
+use pagedserve_cpu::bytes::{BytePanels, Format, Section};
 use pagedserve_cpu::embedding::gather;
 use pagedserve_cpu::linear::{Activation, Finish, Matrix, Panels, Weights, linear};
 use pagedserve_cpu::lora::Adapters;
@@ -17,10 +18,37 @@ use crate::gateway::Work;
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
+const FORMATS: [(&str, Format); 9] = [
+    ("int8", Format::Int8),
+    ("Q8_0", Format::Q8_0),
+    ("Q4_0", Format::Q4_0),
+    ("Q4_1", Format::Q4_1),
+    ("Q5_0", Format::Q5_0),
+    ("Q5_1", Format::Q5_1),
+    ("Q4_K", Format::Q4K),
+    ("Q5_K", Format::Q5K),
+    ("Q6_K", Format::Q6K),
+];
+
+/// Format and number of features.
+pub(crate) type SectionAt = (String, i64);
+
+/// Looks the formats of sections up.
+pub(crate) fn sections_of(given: &[SectionAt]) -> PyResult<Vec<Section>> {
+    let section = |(format, num_features): &SectionAt| {
+        Ok(Section {
+            format: choice("the format of a section", format, &FORMATS)?,
+            num_features: size("the features of a section", *num_features)?,
+        })
+    };
+    given.iter().map(section).collect()
+}
+
 /// Panels in an array allocated by Python.
 enum PanelArray {
     Units(Py<PyArray1<u32>>),
     Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
+    Bytes { sections: Vec<Section>, values: Py<PyArray1<u8>>, scales: Vec<f32> },
 }
 
 /// Weights of a linear layer of K to N features, packed for the kernels.
@@ -29,13 +57,17 @@ enum PanelArray {
 ///
 /// Args:
 ///     panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
-///         ``[ceil(N / 64) * K * 64]``.  Kept by reference and must not be written afterwards.
-///     dtype: Type of the rows, and of weights that are not int8.
+///         ``[ceil(N / 64) * K * 64]``; with ``sections`` uint8.  Kept by reference and must not be
+///         written afterwards.
+///     dtype: Type of the rows, and of weights that are not quantised.
 ///     in_features: Number of input features K.
 ///     out_features: Number of output features N.
-///     scales: Scales of int8 panels, float32 ``[N]``.
+///     scales: Scales of int8 panels, and of a section "int8", float32 ``[N]``.
 ///     bias: Bias, float32 ``[N]``.
 ///     gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
+///     sections: Panels whose products are those of bytes: format and number of features of each
+///         section, "int8" or a block type of GGUF such as "Q4_K"; all but the last are multiples
+///         of 64 features.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -60,6 +92,10 @@ impl PackedWeights {
                 PanelArray::Units(units) => Panels::Units(units.bind(py).as_slice()?),
                 PanelArray::Int8 { values, scales } => {
                     Panels::Int8 { values: values.bind(py).as_slice()?, scales }
+                }
+                PanelArray::Bytes { sections, values, scales } => {
+                    let values = values.bind(py).as_slice()?;
+                    Panels::Bytes(BytePanels { sections, values, scales })
                 }
             }
         };
@@ -87,8 +123,10 @@ impl PackedWeights {
 impl PackedWeights {
     #[new]
     #[pyo3(signature = (
-        panels, *, dtype, in_features, out_features, scales = None, bias = None, gate = None
+        panels, *, dtype, in_features, out_features, scales = None, bias = None, gate = None,
+        sections = None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "an array without a layout: sizes and names")]
     fn new(
         panels: &Bound<'_, PyAny>,
         dtype: &str,
@@ -97,18 +135,24 @@ impl PackedWeights {
         scales: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
         gate: Option<&str>,
+        sections: Option<Vec<SectionAt>>,
     ) -> PyResult<Self> {
+        let scales = scales.map(|scales| numbers(scales, "scales")).transpose()?;
         let weights = Self {
             dtype: dtype_of("dtype", dtype)?,
             in_features: size("in_features", in_features)?,
             out_features: size("out_features", out_features)?,
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
-            panels: match scales {
-                None => PanelArray::Units(checked::<u32>(panels, "panels")?.unbind()),
-                Some(scales) => PanelArray::Int8 {
-                    values: checked::<i8>(panels, "panels")?.unbind(),
-                    scales: numbers(scales, "scales")?,
+            panels: match (sections, scales) {
+                (Some(sections), scales) => PanelArray::Bytes {
+                    sections: sections_of(&sections)?,
+                    values: checked::<u8>(panels, "panels")?.unbind(),
+                    scales: scales.unwrap_or_default(),
                 },
+                (None, Some(scales)) => {
+                    PanelArray::Int8 { values: checked::<i8>(panels, "panels")?.unbind(), scales }
+                }
+                (None, None) => PanelArray::Units(checked::<u32>(panels, "panels")?.unbind()),
             },
             bias: bias.map(|bias| numbers(bias, "bias")).transpose()?,
             adapters: AdapterSlots::new(),
@@ -135,6 +179,7 @@ impl PackedWeights {
         Ok(match self.weights(py)?.panels {
             Panels::Units(units) => size_of_val(units),
             Panels::Int8 { values, scales } => size_of_val(values) + size_of_val(scales),
+            Panels::Bytes(panels) => size_of_val(panels.values) + size_of_val(panels.scales),
         })
     }
 

@@ -7,11 +7,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 
 use numpy::PyReadwriteArray1;
+use pagedserve_cpu::bytes::Section;
 use pagedserve_cpu::pack::{Layer, PackError, PanelsMut, Rows, Storage, pack};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::arrays::{checked, readwrite};
+use crate::cpu::linear::{SectionAt, sections_of};
 use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::gateway::Work;
 
@@ -35,22 +37,25 @@ const STORAGES: [(&str, Storage); 13] = [
 /// or 0.
 type RowsAt = (i64, u64, i64, String, i64);
 
-/// Panels, parts, number of input features, whether the first part is a gate, and scales of int8.
-type LayerAt<'py> = (Bound<'py, PyAny>, Vec<RowsAt>, i64, bool, Option<Bound<'py, PyAny>>);
+/// Panels, parts, number of input features, whether the first part is a gate, scales of int8, and
+/// sections of bytes.
+type LayerAt<'py> =
+    (Bound<'py, PyAny>, Vec<RowsAt>, i64, bool, Option<Bound<'py, PyAny>>, Option<Vec<SectionAt>>);
 
 /// Pack the rows of linear layers into panels for `PackedWeights`.
 ///
 /// Args:
 ///     layers: For each layer:
-///         panels: uint32 units, or with ``scales`` int8, of the length that `PackedWeights`
-///         takes; written.
+///         panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
+///         `PackedWeights` takes; written.
 ///         Parts of the layer, one after another, each as file descriptor, offset of the first row,
 ///         number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
 ///         and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
 ///         Number of input features K.
 ///         Whether the first of two parts is the gate of the second: they alternate in the panels,
 ///         32 features each.
-///         Scales of int8 panels, float32 ``[N]``, written; None for panels of units.
+///         Scales of int8 panels, float32 ``[N]``, written; None for other panels.
+///         Sections as for `PackedWeights`; blocks must be those of the rows.  None for numbers.
 ///     dtype: Type that weights are rounded to.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
@@ -92,7 +97,15 @@ pub(crate) fn pack_layers(
 /// Panels of a layer, borrowed for writing.
 enum Panels<'py> {
     Units(PyReadwriteArray1<'py, u32>),
-    Int8 { values: PyReadwriteArray1<'py, i8>, scales: PyReadwriteArray1<'py, f32> },
+    Int8 {
+        values: PyReadwriteArray1<'py, i8>,
+        scales: PyReadwriteArray1<'py, f32>,
+    },
+    Bytes {
+        sections: Vec<Section>,
+        values: PyReadwriteArray1<'py, u8>,
+        scales: Option<PyReadwriteArray1<'py, f32>>,
+    },
 }
 
 /// Arguments of a layer.
@@ -113,13 +126,24 @@ struct Part {
 }
 
 impl<'py> Taken<'py> {
-    fn of((panels, parts, in_features, is_gated, scales): LayerAt<'py>) -> PyResult<Self> {
-        let panels = match scales {
-            Some(scales) => Panels::Int8 {
-                values: readwrite(&checked::<i8>(&panels, "panels")?, "panels")?,
-                scales: readwrite(&checked::<f32>(&scales, "scales")?, "scales")?,
+    fn of(layer: LayerAt<'py>) -> PyResult<Self> {
+        let (panels, parts, in_features, is_gated, scales, sections) = layer;
+        let scales = scales
+            .map(|scales| readwrite(&checked::<f32>(&scales, "scales")?, "scales"))
+            .transpose()?;
+        let panels = match (sections, scales) {
+            (Some(sections), scales) => Panels::Bytes {
+                sections: sections_of(&sections)?,
+                values: readwrite(&checked::<u8>(&panels, "panels")?, "panels")?,
+                scales,
             },
-            None => Panels::Units(readwrite(&checked::<u32>(&panels, "panels")?, "panels")?),
+            (None, Some(scales)) => {
+                let values = readwrite(&checked::<i8>(&panels, "panels")?, "panels")?;
+                Panels::Int8 { values, scales }
+            }
+            (None, None) => {
+                Panels::Units(readwrite(&checked::<u32>(&panels, "panels")?, "panels")?)
+            }
         };
         let parts = parts.iter().map(Part::of).collect::<PyResult<_>>()?;
         Ok(Self { panels, parts, in_features: size("in_features", in_features)?, is_gated })
@@ -136,6 +160,14 @@ impl<'py> Taken<'py> {
             Panels::Int8 { values, scales } => {
                 PanelsMut::Int8 { values: values.as_slice_mut()?, scales: scales.as_slice_mut()? }
             }
+            Panels::Bytes { sections, values, scales } => PanelsMut::Bytes {
+                sections,
+                values: values.as_slice_mut()?,
+                scales: match scales {
+                    Some(scales) => scales.as_slice_mut()?,
+                    None => &mut [],
+                },
+            },
         };
         let parts = self.parts.iter().map(Part::rows).collect();
         Ok(Layer { parts, in_features: self.in_features, is_gated: self.is_gated, panels })

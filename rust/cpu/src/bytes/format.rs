@@ -1,0 +1,146 @@
+//! The formats: where the numbers of a block lie, and what they stand for.
+
+use crate::error::{Error, Result};
+use crate::linear::PANEL_FEATURES;
+use crate::storage::Storage;
+
+/// Inputs of a row that share a scale.
+pub(crate) const GROUP: usize = 32;
+/// Bytes that hold four inputs of each feature of a panel.
+pub(crate) const QUADS: usize = 4 * PANEL_FEATURES;
+/// Bytes of a float16 of each feature.
+pub(crate) const HALVES: usize = 2 * PANEL_FEATURES;
+
+/// How weights lie in a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Signed bytes, one scale a feature.
+    Int8,
+    /// Signed bytes and a scale for 32 inputs.
+    Q8_0,
+    /// 4 bits and a scale for 32 inputs.
+    Q4_0,
+    /// 4 bits, a scale and a minimum for 32 inputs.
+    Q4_1,
+    /// 5 bits and a scale for 32 inputs.
+    Q5_0,
+    /// 5 bits, a scale and a minimum for 32 inputs.
+    Q5_1,
+    /// 4 bits, scales and minima of 6 bits for 32 inputs.
+    Q4K,
+    /// 5 bits, scales and minima of 6 bits for 32 inputs.
+    Q5K,
+    /// 6 bits, scales of 8 bits for 16 inputs.
+    Q6K,
+}
+
+/// A block of a file, of one feature.
+pub(crate) struct Block {
+    /// Its weights.
+    pub(crate) num_inputs: usize,
+    /// Where its words of four bytes lie, in the order of the panel: offset of the first, number.
+    pub(crate) words: &'static [(usize, usize)],
+    /// Where its float16 numbers lie: the scale, then the minimum.
+    pub(crate) halves: &'static [usize],
+}
+
+impl Block {
+    const fn new(
+        num_inputs: usize,
+        words: &'static [(usize, usize)],
+        halves: &'static [usize],
+    ) -> Self {
+        Self { num_inputs, words, halves }
+    }
+
+    pub(crate) const fn num_words(&self) -> usize {
+        let (mut num, mut run) = (0, 0);
+        while run < self.words.len() {
+            num += self.words[run].1;
+            run += 1;
+        }
+        num
+    }
+
+    pub(crate) const fn num_bytes(&self) -> usize {
+        4 * self.num_words() + 2 * self.halves.len()
+    }
+
+    /// Copies the block of a feature of a panel, in the order of a file.
+    pub(crate) fn take(&self, panel: &[u8], feature: usize, to: &mut [u8]) {
+        let mut word = 0;
+        for &(first, num) in self.words {
+            for to in to[first..][..4 * num].chunks_exact_mut(4) {
+                to.copy_from_slice(&panel[word * QUADS + 4 * feature..][..4]);
+                word += 1;
+            }
+        }
+        for (index, half) in self.halves.iter().enumerate() {
+            let from = word * QUADS + index * HALVES + 2 * feature;
+            to[*half..][..2].copy_from_slice(&panel[from..][..2]);
+        }
+    }
+}
+
+impl Format {
+    /// Whether groups of inputs have a scale, as in files; else a feature has one.
+    pub const fn has_groups(self) -> bool {
+        !matches!(self, Self::Int8)
+    }
+
+    /// How a file stores the blocks; None without groups.
+    pub(crate) const fn storage(self) -> Option<Storage> {
+        match self {
+            Self::Int8 => None,
+            Self::Q8_0 => Some(Storage::Q8_0),
+            Self::Q4_0 => Some(Storage::Q4_0),
+            Self::Q4_1 => Some(Storage::Q4_1),
+            Self::Q5_0 => Some(Storage::Q5_0),
+            Self::Q5_1 => Some(Storage::Q5_1),
+            Self::Q4K => Some(Storage::Q4K),
+            Self::Q5K => Some(Storage::Q5K),
+            Self::Q6K => Some(Storage::Q6K),
+        }
+    }
+
+    /// Refuses inputs that are no whole blocks.
+    pub(crate) fn check(self, in_features: usize) -> Result<()> {
+        let inputs = self.block().num_inputs;
+        if in_features > 0 && in_features.is_multiple_of(inputs) {
+            return Ok(());
+        }
+        Err(Error(format!(
+            "in_features must be a multiple of {inputs} for {self:?}; got {in_features}"
+        )))
+    }
+
+    /// A block of a file; words of whole numbers come first.
+    pub(crate) const fn block(self) -> Block {
+        match self {
+            Self::Int8 => Block::new(1, &[], &[]),
+            Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
+            Self::Q4_0 => Block::new(32, &[(2, 4)], &[0]),
+            Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),
+            Self::Q5_0 => Block::new(32, &[(6, 4), (2, 1)], &[0]),
+            Self::Q5_1 => Block::new(32, &[(8, 4), (4, 1)], &[0, 2]),
+            Self::Q4K => Block::new(256, &[(16, 32), (4, 3)], &[0, 2]),
+            Self::Q5K => Block::new(256, &[(48, 32), (16, 8), (4, 3)], &[0, 2]),
+            Self::Q6K => Block::new(256, &[(0, 32), (128, 16), (192, 4)], &[208]),
+        }
+    }
+
+    /// Bytes of a panel.
+    pub const fn panel_bytes(self, in_features: usize) -> usize {
+        if !self.has_groups() {
+            return in_features.div_ceil(4) * QUADS;
+        }
+        let block = self.block();
+        in_features / block.num_inputs * block.num_bytes() * PANEL_FEATURES
+    }
+
+    /// Where the byte of an input of a feature lies among quads.
+    #[inline(always)]
+    pub(crate) const fn byte_of(feature: usize, input: usize) -> usize {
+        input / 4 * QUADS + 4 * feature + input % 4
+    }
+}

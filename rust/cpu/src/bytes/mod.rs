@@ -1,0 +1,159 @@
+//! Products of bytes: rows as signed bytes times weights of 4 to 8 bits, as files store them.
+//!
+//! # Layout of packed weights
+//!
+//! A panel of 64 output features is a row of blocks, each of which holds what the file's blocks of
+//! the 64 features hold, four bytes of each feature side by side (`[words][64][4]`), then the
+//! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: whole
+//! numbers become bytes, `[inputs / 4][64][4]`, scales and minima float32.
+//!
+//! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
+//!
+//! # Invariants
+//!
+//! 1. A weight is `scale * whole + minimum` of its group; a row's number is `scale * whole` of its
+//!    32 inputs, or of the whole row for [`Format::Int8`], the whole numbers from -127 to 127.
+//! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
+//!    float32: a row's result is the same in any batch and with any number of threads.
+//! 3. A row that holds a number that is not finite has no finite result.
+//!
+//! # Costs
+//!
+//! With few rows the time is that of reading the weights, once.  With many it is that of the
+//! products: four of them an instruction and lane, and opening is paid once for all rows of an item.
+#![expect(unsafe_code, reason = "panels and rows are addresses")]
+#![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::linear::PANEL_FEATURES;
+
+mod format;
+mod open;
+mod rows;
+mod tile;
+
+pub use format::Format;
+pub(crate) use rows::{ByteRows, quantise_rows};
+pub(crate) use tile::{Dots, Part, sum_panel};
+
+/// Adjacent output features of one format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// How their weights are stored.
+    pub format: Format,
+    /// How many there are: whole panels, but for the last section.
+    pub num_features: usize,
+}
+
+/// Packed weights whose products are those of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct BytePanels<'a> {
+    /// Formats of the features.
+    pub sections: &'a [Section],
+    /// The panels.
+    pub values: &'a [u8],
+    /// `[N]`, what a feature's whole numbers are multiples of, where a format has no groups.
+    pub scales: &'a [f32],
+}
+
+impl BytePanels<'_> {
+    /// Refuses panels of other sizes.
+    pub(crate) fn check(&self, in_features: usize, out_features: usize) -> Result<()> {
+        check(self.sections, in_features, out_features, (self.values.len(), self.scales.len()))
+    }
+
+    /// Whether each 32 inputs of a row have a scale.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.sections.iter().all(|section| section.format.has_groups())
+    }
+
+    /// Returns the numbers that a feature's weights stand for, to the last bit those of the file.
+    pub(crate) fn feature(&self, in_features: usize, feature: usize) -> Vec<f32> {
+        let (format, bytes) = panel_at(self.sections, in_features, feature / PANEL_FEATURES);
+        let (panel, lane) = (&self.values[bytes], feature % PANEL_FEATURES);
+        let Some(storage) = format.storage() else {
+            let byte = |input| panel[Format::byte_of(lane, input)].cast_signed();
+            return (0..in_features)
+                .map(|input| f32::from(byte(input)) * self.scales[feature])
+                .collect();
+        };
+        let block = format.block();
+        let mut stored = vec![0; storage.row_bytes(in_features)];
+        let size = PANEL_FEATURES * block.num_bytes();
+        for (to, from) in stored.chunks_exact_mut(block.num_bytes()).zip(panel.chunks_exact(size)) {
+            block.take(from, lane, to);
+        }
+        let mut numbers = vec![0.0; in_features];
+        storage.read(&stored, &mut numbers);
+        numbers
+    }
+}
+
+/// Refuses sections, and panels and scales of these lengths, that do not fit a layer.
+pub(crate) fn check(
+    sections: &[Section],
+    in_features: usize,
+    out_features: usize,
+    (num_bytes, num_scales): (usize, usize),
+) -> Result<()> {
+    for section in sections {
+        section.format.check(in_features)?;
+    }
+    let num_features: usize = sections.iter().map(|section| section.num_features).sum();
+    let is_split = |section: &Section| !section.num_features.is_multiple_of(PANEL_FEATURES);
+    let is_alone = sections.len() == 1 || sections.iter().all(|each| each.format.has_groups());
+    let whole = sections.split_last().is_some_and(|(_, others)| !others.iter().any(is_split));
+    if num_features != out_features || !whole || !is_alone {
+        return Err(Error(format!(
+            "sections must be {out_features} features, whole panels of {PANEL_FEATURES} but for \
+             the last, and Int8 alone; got {sections:?}"
+        )));
+    }
+    let expected: usize = sections.iter().map(|section| section.num_bytes(in_features)).sum();
+    if num_bytes != expected {
+        return Err(Error(format!(
+            "packed weights of {out_features} in {in_features} features must have {expected} \
+             bytes; got {num_bytes}"
+        )));
+    }
+    let has_scales = sections.iter().any(|section| !section.format.has_groups());
+    let expected = if has_scales { out_features } else { 0 };
+    if num_scales != expected {
+        return Err(Error(format!("scales must have {expected} numbers; got {num_scales}")));
+    }
+    Ok(())
+}
+
+impl Section {
+    fn num_panels(&self) -> usize {
+        self.num_features.div_ceil(PANEL_FEATURES)
+    }
+
+    fn num_bytes(&self, in_features: usize) -> usize {
+        self.num_panels() * self.format.panel_bytes(in_features)
+    }
+}
+
+/// Format of a panel, and its bytes among those of all panels.
+#[inline]
+pub(crate) fn panel_at(
+    sections: &[Section],
+    in_features: usize,
+    panel: usize,
+) -> (Format, Range<usize>) {
+    let (mut left, mut start) = (panel, 0);
+    for section in sections {
+        let size = section.format.panel_bytes(in_features);
+        if left < section.num_panels() {
+            let start = start + left * size;
+            return (section.format, start..start + size);
+        }
+        (left, start) = (left - section.num_panels(), start + section.num_bytes(in_features));
+    }
+    unreachable!("sections were checked to have all panels")
+}
+
+#[cfg(test)]
+mod tests;

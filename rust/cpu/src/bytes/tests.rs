@@ -1,0 +1,305 @@
+//! Products against their definition, in float64.
+
+use super::*;
+use crate::isa::InstructionSet;
+use crate::linear::{Finish, Matrix, Panels, Weights, linear};
+use crate::lora::Adapters;
+use crate::number::{BFloat16, DType, Float16, Stored};
+use crate::team::{Execution, Sequential, Team};
+
+const FORMATS: [Format; 9] = [
+    Format::Int8,
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q5_0,
+    Format::Q5_1,
+    Format::Q4K,
+    Format::Q5K,
+    Format::Q6K,
+];
+
+struct Random(u32);
+
+impl Random {
+    fn byte(&mut self) -> u8 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 24).to_le_bytes()[0]
+    }
+
+    /// From -1 to 1.
+    fn number(&mut self) -> f32 {
+        f32::from(i16::from_le_bytes([self.byte(), self.byte()])) / 32_768.0
+    }
+}
+
+/// Two threads.
+struct Pair;
+
+impl Team for Pair {
+    fn run(&self, _: usize, work: &(dyn Fn() + Sync)) {
+        std::thread::scope(|scope| {
+            scope.spawn(work);
+            work();
+        });
+    }
+}
+
+/// A layer of K to N features.
+struct Layer {
+    sections: Vec<Section>,
+    k: usize,
+    n: usize,
+    values: Vec<u8>,
+    scales: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+/// Random panels; `byte` makes the whole numbers.
+fn panels_of(
+    section: Section,
+    k: usize,
+    random: &mut Random,
+    byte: &mut dyn FnMut() -> u8,
+) -> Vec<u8> {
+    let Section { format, num_features } = section;
+    let size = format.panel_bytes(k);
+    let mut values: Vec<u8> = (0..num_features.div_ceil(64) * size).map(|_| byte()).collect();
+    let block = format.block();
+    if format.has_groups() {
+        for block_bytes in values.chunks_mut(format.panel_bytes(block.num_inputs)) {
+            for half in block_bytes[block.num_words() * 256..].chunks_mut(2) {
+                let bits = [Float16::from_f32(random.number() / 64.0)];
+                // SAFETY: a float16 is 16 bits.
+                let bits = unsafe { bits.as_ptr().cast::<[u8; 2]>().read() };
+                half.copy_from_slice(&bits);
+            }
+        }
+    }
+    for panel in values.chunks_mut(size).filter(|_| !k.is_multiple_of(4)) {
+        for quad in panel[k / 4 * 256..].chunks_mut(4) {
+            quad[k % 4..].fill(0);
+        }
+    }
+    values
+}
+
+impl Layer {
+    /// Random weights of one format.
+    fn new(format: Format, k: usize, n: usize, byte: impl FnMut() -> u8) -> Self {
+        Self::of(vec![Section { format, num_features: n }], k, byte)
+    }
+
+    fn of(sections: Vec<Section>, k: usize, mut byte: impl FnMut() -> u8) -> Self {
+        let mut random = Random(7);
+        let values = sections
+            .iter()
+            .flat_map(|section| panels_of(*section, k, &mut random, &mut byte))
+            .collect();
+        let n = sections.iter().map(|section| section.num_features).sum();
+        let mut numbers = |n| (0..n).map(|_| random.number() / 64.0).collect();
+        let has_groups = sections[0].format.has_groups();
+        let (scales, bias) = (numbers(if has_groups { 0 } else { n }), numbers(n));
+        Self { sections, k, n, values, scales, bias }
+    }
+
+    fn panels(&self) -> BytePanels<'_> {
+        BytePanels { sections: &self.sections, values: &self.values, scales: &self.scales }
+    }
+
+    fn product<E: Stored>(
+        &self,
+        dtype: DType,
+        rows: &[E],
+        instructions: InstructionSet,
+        team: &dyn Team,
+    ) -> Vec<f32> {
+        let weights = Weights {
+            dtype,
+            in_features: self.k,
+            out_features: self.n,
+            panels: Panels::Bytes(self.panels()),
+            bias: Some(&self.bias),
+        };
+        let num_rows = rows.len() / self.k;
+        let mut output = vec![f32::NAN; num_rows * self.n];
+        let input = Matrix { pointer: rows.as_ptr().cast_mut().cast(), stride: self.k };
+        let to = (Matrix { pointer: output.as_mut_ptr().cast(), stride: self.n }, DType::Float32);
+        let adapters = Adapters { groups: &[], first_row: 0 };
+        let execution = Execution { instructions, team, num_threads: 2 };
+        // SAFETY: the arrays are as large as the shapes say.
+        unsafe { linear(&weights, Finish::Store, num_rows, input, to, adapters, &execution) }
+            .expect("a correct call");
+        output
+    }
+
+    /// An output by the definition, and the sum of its terms' magnitudes.
+    fn expected(&self, row: &[f32], feature: usize) -> (f64, f64) {
+        let weights = self.panels().feature(self.k, feature);
+        let group = if self.panels().has_groups() { 32 } else { self.k };
+        let bias = f64::from(self.bias[feature]);
+        let (mut sum, mut magnitudes) = (bias, bias.abs());
+        for (number, inputs) in row.chunks(group).enumerate() {
+            let peak = inputs.iter().fold(0.0_f32, |peak, input| peak.max(input.abs()));
+            let scale = peak / 127.0;
+            for (index, input) in inputs.iter().enumerate().filter(|_| peak > 0.0) {
+                let whole = (input * (1.0 / scale)).round_ties_even();
+                assert!(whole.abs() <= 127.0 && (whole * scale - input).abs() <= 0.501 * scale);
+                let weight = f64::from(weights[number * group + index]);
+                let term = f64::from(whole) * f64::from(scale) * weight;
+                (sum, magnitudes) = (sum + term, magnitudes + term.abs());
+            }
+        }
+        (sum, magnitudes)
+    }
+
+    fn check(&self, rows: &[f32], found: &[f32], what: &str) {
+        for (number, row) in rows.chunks(self.k).enumerate() {
+            for feature in 0..self.n {
+                let (expected, magnitudes) = self.expected(row, feature);
+                let found = f64::from(found[number * self.n + feature]);
+                assert!(
+                    // Before a minimum is added, sums are up to three times as large.
+                    (found - expected).abs() <= 3e-6 * magnitudes,
+                    "{:?} {what}, row {number}, feature {feature}: {found} beside {expected}",
+                    self.sections
+                );
+            }
+        }
+    }
+}
+
+fn sets() -> impl Iterator<Item = InstructionSet> {
+    InstructionSet::ALL.into_iter().filter(|set| set.is_available())
+}
+
+fn random_rows(num_rows: usize, k: usize, seed: u32) -> Vec<f32> {
+    let mut random = Random(seed);
+    (0..num_rows * k).map(|_| random.number() * random.number() * 8.0).collect()
+}
+
+#[test]
+fn products_are_those_of_the_formats_definitions() {
+    for format in FORMATS {
+        let depths: &[usize] = match format.block().num_inputs {
+            1 => &[1, 30, 32, 289, 576],
+            32 => &[32, 288, 576],
+            _ => &[256, 768],
+        };
+        for &k in depths {
+            let mut random = Random(11);
+            let layer = Layer::new(format, k, 130, || random.byte());
+            let rows = random_rows(11, k, 5);
+            for set in sets() {
+                let found = layer.product(DType::Float32, &rows, set, &Sequential);
+                layer.check(&rows, &found, &format!("{set:?} of {k}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn panels_of_one_product_may_have_several_formats() {
+    let section = |format, num_features| Section { format, num_features };
+    let sections =
+        vec![section(Format::Q4K, 128), section(Format::Q6K, 64), section(Format::Q5_0, 70)];
+    let mut random = Random(23);
+    let layer = Layer::of(sections, 512, || random.byte());
+    let rows = random_rows(7, 512, 6);
+    for set in sets() {
+        let found = layer.product(DType::Float32, &rows, set, &Pair);
+        layer.check(&rows, &found, &format!("{set:?}"));
+    }
+}
+
+#[test]
+fn sections_that_do_not_fit_are_refused() {
+    let section = |format, num_features| Section { format, num_features };
+    let refusal = |sections: &[Section], lens: (usize, usize)| {
+        check(sections, 512, 128, lens).expect_err("a refusal").to_string()
+    };
+    let (q4, q8) = (section(Format::Q4_0, 64), section(Format::Q8_0, 64));
+    let num_bytes = 16 * 64 * (18 + 34);
+    assert_eq!(check(&[q4, q8], 512, 128, (num_bytes, 0)), Ok(()));
+    assert!(refusal(&[q4, q8], (num_bytes - 1, 0)).contains("must have 53248 bytes; got 53247"));
+    assert!(refusal(&[q4, q8], (num_bytes, 1)).contains("scales must have 0 numbers; got 1"));
+    for odd in [&[q4][..], &[], &[section(Format::Q4_0, 32), section(Format::Q8_0, 96)]] {
+        assert!(refusal(odd, (0, 0)).contains("sections must be 128 features"));
+    }
+    assert!(refusal(&[q4, section(Format::Int8, 64)], (0, 0)).contains("Int8 alone"));
+    let refused = check(&[section(Format::Q6K, 128)], 288, 128, (0, 0)).expect_err("a refusal");
+    assert!(refused.to_string().contains("in_features must be a multiple of 256 for Q6K"));
+}
+
+#[test]
+fn rows_of_16_bits_are_quantised_as_their_numbers() {
+    let mut random = Random(13);
+    let layer = Layer::new(Format::Q4_1, 96, 64, || random.byte());
+    let rows = random_rows(3, 96, 6);
+    let narrow: Vec<BFloat16> = rows.iter().map(|number| BFloat16::from_f32(*number)).collect();
+    let half: Vec<Float16> = rows.iter().map(|number| Float16::from_f32(*number)).collect();
+    for set in sets() {
+        let found = layer.product(DType::BFloat16, &narrow, set, &Sequential);
+        let wide: Vec<f32> = narrow.iter().map(|number| number.to_f32()).collect();
+        layer.check(&wide, &found, "bfloat16");
+        let found = layer.product(DType::Float16, &half, set, &Sequential);
+        let wide: Vec<f32> = half.iter().map(|number| number.to_f32()).collect();
+        layer.check(&wide, &found, "float16");
+    }
+}
+
+#[test]
+fn the_largest_products_do_not_overflow() {
+    for format in FORMATS {
+        for byte in [0xff, 0x7f, 0x81] {
+            let layer = Layer::new(format, 512, 64, || byte);
+            for sign in [1.0, -1.0] {
+                let rows = vec![sign * 127.0; 512];
+                for set in sets() {
+                    let found = layer.product(DType::Float32, &rows, set, &Sequential);
+                    layer.check(&rows, &found, &format!("{set:?} of {byte:#x}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
+    for format in FORMATS {
+        let mut random = Random(17);
+        let layer = Layer::new(format, 512, 192, || random.byte());
+        let rows = random_rows(230, 512, 9);
+        for set in sets() {
+            let all = layer.product(DType::Float32, &rows, set, &Pair);
+            for (first, num) in [(0, 1), (1, 1), (7, 2), (20, 5), (100, 31), (3, 200)] {
+                let part = &rows[first * 512..(first + num) * 512];
+                let found = layer.product(DType::Float32, part, set, &Sequential);
+                let expected = &all[first * 192..(first + num) * 192];
+                assert!(
+                    found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{format:?} {set:?}: rows {first} to {}",
+                    first + num
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_number_that_is_not_finite_spoils_its_row_alone() {
+    for format in FORMATS {
+        let mut random = Random(19);
+        let layer = Layer::new(format, 256, 64, || random.byte());
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut rows = random_rows(3, 256, 10);
+            rows[256 + 5] = odd;
+            for set in sets() {
+                let found = layer.product(DType::Float32, &rows, set, &Sequential);
+                assert!(found[64..128].iter().all(|number| !number.is_finite()));
+                layer.check(&rows[..256], &found[..64], "the row before");
+                layer.check(&rows[512..], &found[128..], "the row after");
+            }
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The register tile: whole sums of some rows with 16 features a vector.
+#![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
+
+use crate::bytes::format::{Format, GROUP, QUADS};
+use crate::bytes::open::{Groups, OPENED, Opened};
+use crate::bytes::rows::ByteRows;
+use crate::bytes::{BytePanels, panel_at};
+use crate::linear::PANEL_FEATURES;
+use crate::number::PANEL;
+use crate::vectors::Vectors;
+
+/// Dot products of four bytes in each of 16 lanes.
+///
+/// # Safety
+/// Every function may be called only where the CPU has the instructions, and pointers are valid for
+/// what is read.
+pub(crate) trait Dots: Vectors {
+    /// Sixteen whole numbers of 32 bits.
+    type Sums: Copy;
+    /// Sums of a few products, where they are made with fewer bits.
+    type Few: Copy;
+    /// Four bytes of each lane.
+    type Quads: Copy;
+    /// Four signed bytes of each lane, and what is made of them once for all rows.
+    type Signed: Copy;
+    /// Four bytes of a row in every lane.
+    type Row: Copy;
+    /// Rows of the largest tile.
+    const DOT_ROWS: usize;
+
+    unsafe fn no_sums() -> Self::Sums;
+    unsafe fn no_few() -> Self::Few;
+    /// Where sums of products with signed weights begin, for a row whose bytes add up to `total`.
+    unsafe fn start_signed(total: i32) -> Self::Sums;
+    unsafe fn load_quads(from: *const u8) -> Self::Quads;
+    unsafe fn load_signed(from: *const u8) -> Self::Signed;
+    unsafe fn broadcast(row: *const i8) -> Self::Row;
+    /// Adds products of weights that are signed.
+    unsafe fn dot_signed(sums: Self::Sums, row: Self::Row, weights: Self::Signed) -> Self::Sums;
+    /// Adds products of weights from 0 to `32767 / 254 / n`, of at most n calls between two `flush`.
+    unsafe fn dot_small(
+        sums: (Self::Sums, Self::Few),
+        row: Self::Row,
+        weights: Self::Quads,
+    ) -> (Self::Sums, Self::Few);
+    /// Brings the sums up to date.
+    unsafe fn flush(sums: (Self::Sums, Self::Few)) -> Self::Sums;
+    unsafe fn to_floats(sums: Self::Sums) -> Self::V;
+}
+
+/// How the bytes of an opened panel are met.
+trait Kind {
+    /// Quads between two calls of `flush`.
+    const QUADS: usize;
+    /// Inputs that share a scale of the weights.
+    const INPUTS: usize;
+    const HAS_MINIMA: bool;
+    type Weights<I: Dots>: Copy;
+
+    /// Where the sums of a row begin, whose bytes of the group add up to what `total` points at.
+    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums;
+    unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums;
+    unsafe fn load<I: Dots>(from: *const u8) -> Self::Weights<I>;
+    unsafe fn dot<I: Dots>(
+        sums: (I::Sums, I::Few),
+        row: I::Row,
+        weights: Self::Weights<I>,
+    ) -> (I::Sums, I::Few);
+}
+
+struct Signed;
+
+impl Kind for Signed {
+    const QUADS: usize = 8;
+    const INPUTS: usize = GROUP;
+    const HAS_MINIMA: bool = false;
+    type Weights<I: Dots> = I::Signed;
+
+    #[inline(always)]
+    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums {
+        // SAFETY: the caller's promise.
+        unsafe { I::start_signed(total.read()) }
+    }
+
+    #[inline(always)]
+    unsafe fn flush<I: Dots>((sums, _): (I::Sums, I::Few)) -> I::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn load<I: Dots>(from: *const u8) -> I::Signed {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_signed(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<I: Dots>(
+        (sums, few): (I::Sums, I::Few),
+        row: I::Row,
+        weights: I::Signed,
+    ) -> (I::Sums, I::Few) {
+        // SAFETY: the caller's promise.
+        (unsafe { I::dot_signed(sums, row, weights) }, few)
+    }
+}
+
+/// Weights of 4 bits: eight quads; of 5 bits: four; of 6 bits: two, of groups of 16.
+struct Small<const QUADS: usize, const INPUTS: usize>;
+
+impl<const QUADS: usize, const INPUTS: usize> Kind for Small<QUADS, INPUTS> {
+    const QUADS: usize = QUADS;
+    const INPUTS: usize = INPUTS;
+    const HAS_MINIMA: bool = true;
+    type Weights<I: Dots> = I::Quads;
+
+    #[inline(always)]
+    unsafe fn start<I: Dots>(_: *const i32) -> I::Sums {
+        // SAFETY: the caller's promise.
+        unsafe { I::no_sums() }
+    }
+
+    #[inline(always)]
+    unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums {
+        // SAFETY: the caller's promise.
+        unsafe { I::flush(sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn load<I: Dots>(from: *const u8) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_quads(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<I: Dots>(
+        sums: (I::Sums, I::Few),
+        row: I::Row,
+        weights: I::Quads,
+    ) -> (I::Sums, I::Few) {
+        // SAFETY: the caller's promise.
+        unsafe { I::dot_small(sums, row, weights) }
+    }
+}
+
+/// Calls a tile for groups of rows as equal as can be: `$first` is the first row of each.
+macro_rules! for_rows {
+    ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>, $($argument:expr),*) => {{
+        let (mut left, mut $first) = ($num_rows, 0);
+        let mut groups = left.div_ceil($limit);
+        while groups > 0 {
+            let size = left.div_ceil(groups);
+            match size {
+                1 => $tile::<$($kind),+, 1>($($argument),*),
+                2 => $tile::<$($kind),+, 2>($($argument),*),
+                3 if $limit >= 3 => $tile::<$($kind),+, 3>($($argument),*),
+                4 if $limit >= 4 => $tile::<$($kind),+, 4>($($argument),*),
+                5 if $limit >= 5 => $tile::<$($kind),+, 5>($($argument),*),
+                _ if $limit >= 6 => $tile::<$($kind),+, 6>($($argument),*),
+                _ => unreachable!("a group has no more rows than the largest tile"),
+            }
+            (left, groups, $first) = (left - size, groups - 1, $first + size);
+        }
+    }};
+}
+
+/// Sums of some rows with a panel, `[rows][64]`.
+///
+/// # Safety
+/// The CPU has the instructions; panel and rows exist; there is room for the sums.
+#[inline(always)]
+pub(crate) unsafe fn sum_panel<I: Dots>(
+    weights: &BytePanels<'_>,
+    in_features: usize,
+    panel: usize,
+    rows: Part<'_>,
+    sums: *mut f32,
+) {
+    let (format, bytes) = panel_at(weights.sections, in_features, panel);
+    let from = weights.values.as_ptr().wrapping_add(bytes.start);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match format {
+            Format::Int8 => sum_features::<I>(from, in_features, weights.scales, panel, rows, sums),
+            _ => sum_groups::<I>(format, from, in_features, rows, sums),
+        }
+    }
+}
+
+/// Some of the rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) rows: &'a ByteRows,
+    pub(crate) first: usize,
+    pub(crate) num: usize,
+}
+
+impl Part<'_> {
+    #[inline(always)]
+    fn bytes(&self, row: usize, input: usize) -> *const i8 {
+        self.rows.bytes.wrapping_add((self.first + row) * self.rows.stride + input)
+    }
+
+    #[inline(always)]
+    fn place(&self, row: usize, group: usize) -> usize {
+        (self.first + row) * self.rows.num_scales + group
+    }
+}
+
+/// A scale a feature: whole sums over all inputs.
+#[inline(always)]
+unsafe fn sum_features<I: Dots>(
+    panel: *const u8,
+    in_features: usize,
+    scales: &[f32],
+    number: usize,
+    rows: Part<'_>,
+    sums: *mut f32,
+) {
+    let mut padded = [0.0_f32; PANEL_FEATURES];
+    for (to, from) in padded.iter_mut().zip(&scales[number * PANEL_FEATURES..]) {
+        *to = *from;
+    }
+    for first in (0..PANEL_FEATURES).step_by(PANEL) {
+        let from = panel.wrapping_add(4 * first);
+        let (scales, num_quads) = (padded.as_ptr().wrapping_add(first), in_features.div_ceil(4));
+        // SAFETY: the caller's promise.
+        unsafe {
+            for_rows!(
+                rows.num,
+                I::DOT_ROWS,
+                row,
+                features_tile<I>,
+                from,
+                num_quads,
+                scales,
+                rows,
+                row,
+                sums.wrapping_add(row * PANEL_FEATURES + first)
+            );
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn features_tile<I: Dots, const R: usize>(
+    mut from: *const u8,
+    num_quads: usize,
+    scales: *const f32,
+    rows: Part<'_>,
+    first_row: usize,
+    result: *mut f32,
+) {
+    // SAFETY: the promise of `sum_panel`.
+    unsafe {
+        let mut sums = [I::no_sums(); R];
+        let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, 0));
+        for row in 0..R {
+            sums[row] = I::start_signed(*rows.rows.totals.add(rows.place(first_row + row, 0)));
+        }
+        for quad in 0..num_quads {
+            let weights = I::load_signed(from);
+            if R <= 4 {
+                I::prefetch(from.wrapping_add(8 * 1024).cast());
+            }
+            for row in 0..R {
+                sums[row] =
+                    I::dot_signed(sums[row], I::broadcast(bytes[row].add(4 * quad)), weights);
+            }
+            from = from.wrapping_add(QUADS);
+        }
+        let scales = I::load(scales);
+        for row in 0..R {
+            let scale = I::splat(*rows.rows.scales.add(rows.place(first_row + row, 0)));
+            let sum = I::mul(I::to_floats(sums[row]), scale);
+            I::store(I::mul(sum, scales), result.wrapping_add(row * PANEL_FEATURES));
+        }
+    }
+}
+
+/// Scales for groups of inputs: whole sums of a group, float32 from group to group.
+#[inline(always)]
+unsafe fn sum_groups<I: Dots>(
+    format: Format,
+    panel: *const u8,
+    in_features: usize,
+    rows: Part<'_>,
+    sums: *mut f32,
+) {
+    let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
+    // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
+    unsafe {
+        for index in 0..rows.num * PANEL_FEATURES {
+            sums.add(index).write(0.0);
+        }
+        let opened = &mut *opened.as_mut_ptr();
+        for first in (0..in_features).step_by(OPENED) {
+            let num = OPENED.min(in_features - first);
+            let from = panel.wrapping_add(format.panel_bytes(first));
+            let groups = opened.fill::<I>(format, from, num);
+            let inputs = (first, num);
+            match format {
+                Format::Int8 | Format::Q8_0 => add_groups::<I, Signed>(groups, inputs, rows, sums),
+                Format::Q4_0 | Format::Q4_1 | Format::Q4K => {
+                    add_groups::<I, Small<8, 32>>(groups, inputs, rows, sums);
+                }
+                Format::Q5_0 | Format::Q5_1 | Format::Q5K => {
+                    add_groups::<I, Small<4, 32>>(groups, inputs, rows, sums);
+                }
+                Format::Q6K => add_groups::<I, Small<2, 16>>(groups, inputs, rows, sums),
+            }
+        }
+    }
+}
+
+/// Adds the sums of opened groups.
+#[inline(always)]
+unsafe fn add_groups<I: Dots, K: Kind>(
+    groups: Groups,
+    inputs: (usize, usize),
+    rows: Part<'_>,
+    sums: *mut f32,
+) {
+    for feature in (0..PANEL_FEATURES).step_by(PANEL) {
+        // SAFETY: the promise of `sum_panel`.
+        unsafe {
+            for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>, groups, feature, inputs, rows,
+                row, sums.wrapping_add(row * PANEL_FEATURES + feature));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn groups_tile<I: Dots, K: Kind, const R: usize>(
+    groups: Groups,
+    feature: usize,
+    (first, num): (usize, usize),
+    rows: Part<'_>,
+    first_row: usize,
+    result: *mut f32,
+) {
+    // SAFETY: the promise of `sum_panel`.
+    unsafe {
+        let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, first));
+        // Of each row the first of its groups here.
+        let places: [usize; R] =
+            std::array::from_fn(|row| rows.place(first_row + row, first / GROUP));
+        for input in (0..num).step_by(K::INPUTS) {
+            let mut from = groups
+                .quads
+                .wrapping_add(input / GROUP * groups.stride + input % GROUP / 4 * QUADS)
+                .wrapping_add(4 * feature);
+            let mut sums = [(I::no_sums(), I::no_few()); R];
+            for row in 0..R {
+                sums[row].0 = K::start::<I>(rows.rows.totals.add(places[row] + input / GROUP));
+            }
+            for quad in 0..K::INPUTS / 4 {
+                let weights = K::load::<I>(from);
+                for row in 0..R {
+                    let four = I::broadcast(bytes[row].add(input + 4 * quad));
+                    sums[row] = K::dot::<I>(sums[row], four, weights);
+                }
+                if (quad + 1).is_multiple_of(K::QUADS) {
+                    for row in 0..R {
+                        sums[row] = (K::flush::<I>(sums[row]), I::no_few());
+                    }
+                }
+                from = from.wrapping_add(QUADS);
+            }
+            let numbers = input / K::INPUTS * PANEL_FEATURES + feature;
+            let scales = I::load(groups.scales.wrapping_add(numbers));
+            for row in 0..R {
+                let place = places[row] + input / GROUP;
+                let to = result.wrapping_add(row * PANEL_FEATURES);
+                let scale = I::splat(*rows.rows.scales.add(place));
+                let sum = I::mul(I::to_floats(sums[row].0), scale);
+                let mut total = I::multiply_add(sum, scales, I::load(to));
+                if K::HAS_MINIMA {
+                    let minima = I::load(groups.minima.wrapping_add(numbers));
+                    let shift = match K::INPUTS {
+                        GROUP => rows.rows.shifts.add(place),
+                        _ => rows.rows.half_shifts.add(2 * place + input % GROUP / K::INPUTS),
+                    };
+                    total = I::multiply_add(I::splat(*shift), minima, total);
+                }
+                I::store(total, to);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+"""Products of bytes on the native backend, against transformers with the same rounded numbers."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import pagedserve.native.load
+from pagedserve.config import EngineArgs
+from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.native.choice import choose_backend
+from pagedserve.native.load import LoadedNative, load_native
+from tests.support.decoders import VOCAB_SIZE, save_decoder
+from tests.support.gguf_models import write_gguf
+from tests.support.native import logits_of
+
+TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
+TYPES = gguf.GGMLQuantizationType
+MIXED = {"q_proj": TYPES.Q4_0, "k_proj": TYPES.Q8_0, "v_proj": TYPES.Q8_0, "down": TYPES.Q5_1}
+
+Round = Callable[[torch.Tensor], torch.Tensor]
+
+
+def in_blocks(kind: gguf.GGMLQuantizationType) -> Round:
+    """Weights as a file of this type has them."""
+
+    def rounded(weights: torch.Tensor) -> torch.Tensor:
+        stored = gguf.quants.quantize(weights.numpy(), kind)
+        return torch.from_numpy(gguf.quants.dequantize(stored, kind).reshape(weights.shape))
+
+    return rounded
+
+
+def in_bytes(group: int | None) -> Round:
+    """Numbers as multiples of a 127th of the largest magnitude, of a group or of the row."""
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        groups = numbers.unflatten(-1, (-1, group or numbers.shape[-1]))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        whole = torch.where(scales > 0, groups / scales, 0).round()
+        return (whole * scales).flatten(-2)
+
+    return rounded
+
+
+def oracle(directory: Path, weights: Callable[[str], Round], group: int | None) -> NDArray[Any]:
+    """Logits of transformers' model whose linear layers have rounded weights and rows."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    round_rows = in_bytes(group)
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    with torch.inference_mode():
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                if not (tied and name == "lm_head"):
+                    module.weight.copy_(weights(name)(module.weight))
+                module.register_forward_pre_hook(lambda _, given: (round_rows(given[0]),))
+        if tied or group is not None:
+            embedding = model.model.embed_tokens.weight
+            embedding.copy_(weights("embed_tokens")(embedding))
+        logits: NDArray[Any] = model(torch.from_numpy(TOKENS)[None].long()).logits[0].numpy()
+    return logits
+
+
+def load_bytes(path: Path, quantization: Any = "gguf", **options: Any) -> LoadedNative:
+    return load_native(EngineArgs(str(path), quantization=quantization, **options))
+
+
+def check(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Rows that are rounded to another byte by a float's last bit are few."""
+    errors = np.abs(found - expected) / np.abs(expected).max()
+    assert np.median(errors) < 2e-3
+    assert errors.max() < 0.05
+
+
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_files_are_computed_as_they_are_stored(tmp_path: Path, storage: str) -> None:
+    kind = TYPES[storage]
+    directory = save_decoder(tmp_path, "llama, tied, biases")
+    path = write_gguf(directory, tmp_path / "model.gguf", kind)
+    expected = oracle(directory, lambda _: in_blocks(kind), 32)
+    check(logits_of(load_bytes(path), TOKENS), expected)
+
+
+def test_types_may_be_mixed(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "qwen3")
+    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_1, storages=MIXED)
+
+    def weights(name: str) -> Round:
+        return in_blocks(next((MIXED[word] for word in MIXED if word in name), TYPES.Q4_1))
+
+    check(logits_of(load_bytes(path), TOKENS), oracle(directory, weights, 32))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama, tied, biases"])
+def test_plain_weights_may_become_bytes(tmp_path: Path, name: str) -> None:
+    directory = save_decoder(tmp_path, name)
+    expected = oracle(directory, lambda _: in_bytes(None), None)
+    check(logits_of(load_bytes(directory, "w8a8"), TOKENS), expected)
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "w8a8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_the_same_in_any_chunks_and_on_any_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, dtype: str
+) -> None:
+    directory = save_decoder(tmp_path, "qwen3")
+    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_1, storages=MIXED)
+    found = []
+    for num_threads in (1, 2):
+        monkeypatch.setattr(pagedserve.native.load, "num_compute_threads", lambda n=num_threads: n)
+        loaded = load_bytes(path, quantization, dtype=dtype)
+        found += [logits_of(loaded, TOKENS), logits_of(loaded, TOKENS, 1, 2, 40, 77, 79)]
+    for other in found[1:]:
+        assert np.array_equal(found[0], other)
+
+
+def test_what_is_not_computed_as_stored_is_converted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    storages = {"up_proj": TYPES.Q5_0, "down": TYPES.F16}  # a gate shares panels with what it gates
+    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q8_0, storages=storages)
+    with caplog.at_level(logging.INFO):
+        loaded = load_bytes(path)
+    assert "9 of 23 matrices are converted to float32" in caplog.text
+    assert "'blk.0.ffn_gate.weight' of type Q8_0 is the first" in caplog.text
+    whole = load_native(EngineArgs(str(path), backend="native"))
+    found, expected = (logits_of(each, TOKENS) for each in (loaded, whole))
+    assert np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+    assert not np.array_equal(found, expected)
+
+
+def test_held_bytes_are_those_of_the_file(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_0)
+    weights, blocks = 64 * (97 + 3 * (64 + 32 + 32 + 64 + 3 * 96)), 18 / 32
+    padding = 64 * (2 * 31)  # of both vocabularies
+    assert load_bytes(path).model.weight_bytes == (weights + 64 * 97 + padding) * blocks
+
+
+def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_0)
+    reader = gguf.GGUFReader(path)
+    tensor = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight")
+    content = bytearray(path.read_bytes())
+    content[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7e"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"32 of the 6144 numbers of 'blk.1.ffn_down.weight'"):
+        load_bytes(path)
+
+
+def test_the_native_backend_is_chosen() -> None:
+    for quantization in ("gguf", "w8a8"):
+        args = EngineArgs("m", quantization=quantization)  # type: ignore[arg-type]  # a Literal
+        assert choose_backend(args) == ("native", f"for quantization={quantization!r}", False)
+        with pytest.raises(ConfigError, match="backend is 'torch': give quantization='int8'"):
+            replace(args, backend="torch")
+
+
+def test_a_directory_has_no_blocks(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="is no GGUF file: give 'int8' or 'w8a8'"):
+        load_bytes(directory)
