@@ -28,6 +28,8 @@
 #![expect(unsafe_code, reason = "rows and weights are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+mod weights;
+
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
@@ -43,6 +45,8 @@ use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
+
+pub use weights::{Panels, Weights};
 
 /// Output features of a panel.
 pub const PANEL_FEATURES: usize = 64;
@@ -95,37 +99,6 @@ impl Finish {
     }
 }
 
-/// Number format of packed weights.
-#[derive(Clone, Copy, Debug)]
-pub enum Panels<'a> {
-    /// Numbers of the layer's dtype.
-    Units(&'a [u32]),
-    /// Whole numbers.
-    Int8 {
-        /// The panels.
-        values: &'a [i8],
-        /// `[N]`, what a feature's whole numbers are multiples of.
-        scales: &'a [f32],
-    },
-    /// Whole numbers that rows meet as bytes.
-    Bytes(BytePanels<'a>),
-}
-
-/// The packed weights of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
-    /// Of the input, and of weights that are not int8.
-    pub dtype: DType,
-    /// K; a multiple of the elements in 32 bits.
-    pub in_features: usize,
-    /// N.
-    pub out_features: usize,
-    /// The weights.
-    pub panels: Panels<'a>,
-    /// `[N]`.
-    pub bias: Option<&'a [f32]>,
-}
-
 // SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
 unsafe impl Send for Matrix {}
 
@@ -136,69 +109,6 @@ pub struct Matrix {
     pub pointer: *mut u8,
     /// Elements from a row to the next.
     pub stride: usize,
-}
-
-impl Weights<'_> {
-    /// Lanes of a panel for each output feature.
-    pub(crate) fn depth(&self) -> usize {
-        match self.panels {
-            Panels::Units(_) => self.in_features / self.dtype.per_unit(),
-            Panels::Int8 { .. } | Panels::Bytes(_) => self.in_features,
-        }
-    }
-
-    fn num_panels(&self) -> usize {
-        self.out_features.div_ceil(PANEL_FEATURES)
-    }
-
-    /// Refuses weights that are not as their fields say.
-    ///
-    /// # Errors
-    /// Names what is wrong.
-    pub fn check(&self) -> Result<()> {
-        if self.in_features == 0 || self.out_features == 0 {
-            return Err(Error(format!(
-                "a linear layer must have features; got {} in, {} out",
-                self.in_features, self.out_features
-            )));
-        }
-        if !self.in_features.is_multiple_of(self.dtype.per_unit()) {
-            return Err(Error(format!(
-                "in_features must be a multiple of {} for {:?}; got {}",
-                self.dtype.per_unit(),
-                self.dtype,
-                self.in_features
-            )));
-        }
-        self.check_numbers("bias", self.bias)?;
-        let (kind, found) = match self.panels {
-            Panels::Units(units) => ("units", units.len()),
-            Panels::Int8 { values, scales } => {
-                self.check_numbers("scales", Some(scales))?;
-                ("int8", values.len())
-            }
-            Panels::Bytes(panels) => return panels.check(self.in_features, self.out_features),
-        };
-        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
-        if found != expected {
-            return Err(Error(format!(
-                "packed weights of {} in {} features must have {expected} {kind}; got {found}",
-                self.out_features, self.in_features
-            )));
-        }
-        Ok(())
-    }
-
-    fn check_numbers(&self, name: &str, numbers: Option<&[f32]>) -> Result<()> {
-        match numbers {
-            Some(numbers) if numbers.len() != self.out_features => Err(Error(format!(
-                "{name} must have {} numbers; got {}",
-                self.out_features,
-                numbers.len()
-            ))),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Multiplies `num_rows` rows with the weights, and adds what their adapters give.

@@ -1,0 +1,100 @@
+//! Packed weights of a linear layer, and what they must be.
+
+use super::PANEL_FEATURES;
+use crate::bytes::BytePanels;
+use crate::error::{Error, Result};
+use crate::number::DType;
+
+/// Number format of packed weights.
+#[derive(Clone, Copy, Debug)]
+pub enum Panels<'a> {
+    /// Numbers of the layer's dtype.
+    Units(&'a [u32]),
+    /// Whole numbers.
+    Int8 {
+        /// The panels.
+        values: &'a [i8],
+        /// `[N]`, what a feature's whole numbers are multiples of.
+        scales: &'a [f32],
+    },
+    /// Whole numbers that rows meet as bytes.
+    Bytes(BytePanels<'a>),
+}
+
+/// The packed weights of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// Of the input, and of weights that are not int8.
+    pub dtype: DType,
+    /// K; a multiple of the elements in 32 bits.
+    pub in_features: usize,
+    /// N.
+    pub out_features: usize,
+    /// The weights.
+    pub panels: Panels<'a>,
+    /// `[N]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl Weights<'_> {
+    /// Lanes of a panel for each output feature.
+    pub(crate) fn depth(&self) -> usize {
+        match self.panels {
+            Panels::Units(_) => self.in_features / self.dtype.per_unit(),
+            Panels::Int8 { .. } | Panels::Bytes(_) => self.in_features,
+        }
+    }
+
+    pub(super) fn num_panels(&self) -> usize {
+        self.out_features.div_ceil(PANEL_FEATURES)
+    }
+
+    /// Refuses weights that are not as their fields say.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub fn check(&self) -> Result<()> {
+        if self.in_features == 0 || self.out_features == 0 {
+            return Err(Error(format!(
+                "a linear layer must have features; got {} in, {} out",
+                self.in_features, self.out_features
+            )));
+        }
+        if !self.in_features.is_multiple_of(self.dtype.per_unit()) {
+            return Err(Error(format!(
+                "in_features must be a multiple of {} for {:?}; got {}",
+                self.dtype.per_unit(),
+                self.dtype,
+                self.in_features
+            )));
+        }
+        self.check_numbers("bias", self.bias)?;
+        let (kind, found) = match self.panels {
+            Panels::Units(units) => ("units", units.len()),
+            Panels::Int8 { values, scales } => {
+                self.check_numbers("scales", Some(scales))?;
+                ("int8", values.len())
+            }
+            Panels::Bytes(panels) => return panels.check(self.in_features, self.out_features),
+        };
+        let expected = self.num_panels() * self.depth() * PANEL_FEATURES;
+        if found != expected {
+            return Err(Error(format!(
+                "packed weights of {} in {} features must have {expected} {kind}; got {found}",
+                self.out_features, self.in_features
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self, name: &str, numbers: Option<&[f32]>) -> Result<()> {
+        match numbers {
+            Some(numbers) if numbers.len() != self.out_features => Err(Error(format!(
+                "{name} must have {} numbers; got {}",
+                self.out_features,
+                numbers.len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
