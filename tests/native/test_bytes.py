@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -24,18 +25,23 @@ from tests.support.gguf_models import write_gguf
 from tests.support.native import logits_of
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
-TYPES = gguf.GGMLQuantizationType
-MIXED = {"q_proj": TYPES.Q4_0, "k_proj": TYPES.Q8_0, "v_proj": TYPES.Q8_0, "down": TYPES.Q5_1}
+MIXED = {
+    "q_proj": Type.Q4_0,
+    "k_proj": Type.Q8_0,
+    "v_proj": Type.Q8_0,
+    "down": Type.Q5_1,
+}
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 
 
-def in_blocks(kind: gguf.GGMLQuantizationType) -> Round:
+def in_blocks(kind: Type) -> Round:
     """Weights as a file of this type has them."""
 
     def rounded(weights: torch.Tensor) -> torch.Tensor:
         stored = gguf.quants.quantize(weights.numpy(), kind)
-        return torch.from_numpy(gguf.quants.dequantize(stored, kind).reshape(weights.shape))
+        numbers = torch.from_numpy(gguf.quants.dequantize(stored, kind))
+        return numbers.reshape(weights.shape)
 
     return rounded
 
@@ -47,7 +53,7 @@ def in_bytes(group: int | None) -> Round:
         groups = numbers.unflatten(-1, (-1, group or numbers.shape[-1]))
         scales = groups.abs().amax(-1, keepdim=True) / 127
         whole = torch.where(scales > 0, groups / scales, 0).round()
-        return (whole * scales).flatten(-2)
+        return torch.flatten(whole * scales, -2)
 
     return rounded
 
@@ -83,7 +89,7 @@ def check(found: NDArray[Any], expected: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_files_are_computed_as_they_are_stored(tmp_path: Path, storage: str) -> None:
-    kind = TYPES[storage]
+    kind = Type[storage]
     directory = save_decoder(tmp_path, "llama, tied, biases")
     path = write_gguf(directory, tmp_path / "model.gguf", kind)
     expected = oracle(directory, lambda _: in_blocks(kind), 32)
@@ -92,10 +98,10 @@ def test_files_are_computed_as_they_are_stored(tmp_path: Path, storage: str) -> 
 
 def test_types_may_be_mixed(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "qwen3")
-    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_1, storages=MIXED)
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_1, storages=MIXED)
 
     def weights(name: str) -> Round:
-        return in_blocks(next((MIXED[word] for word in MIXED if word in name), TYPES.Q4_1))
+        return in_blocks(next((MIXED[word] for word in MIXED if word in name), Type.Q4_1))
 
     check(logits_of(load_bytes(path), TOKENS), oracle(directory, weights, 32))
 
@@ -113,7 +119,7 @@ def test_rows_are_the_same_in_any_chunks_and_on_any_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, dtype: str
 ) -> None:
     directory = save_decoder(tmp_path, "qwen3")
-    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_1, storages=MIXED)
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_1, storages=MIXED)
     found = []
     for num_threads in (1, 2):
         monkeypatch.setattr(pagedserve.native.load, "num_compute_threads", lambda n=num_threads: n)
@@ -127,8 +133,11 @@ def test_what_is_not_computed_as_stored_is_converted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = save_decoder(tmp_path, "llama")
-    storages = {"up_proj": TYPES.Q5_0, "down": TYPES.F16}  # a gate shares panels with what it gates
-    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q8_0, storages=storages)
+    storages = {
+        "up_proj": Type.Q5_0,
+        "down": Type.F16,
+    }  # a gate shares panels with what it gates
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q8_0, storages=storages)
     with caplog.at_level(logging.INFO):
         loaded = load_bytes(path)
     assert "9 of 23 matrices are converted to float32" in caplog.text
@@ -141,7 +150,7 @@ def test_what_is_not_computed_as_stored_is_converted_and_logged(
 
 def test_held_bytes_are_those_of_the_file(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "llama")
-    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_0)
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_0)
     weights, blocks = 64 * (97 + 3 * (64 + 32 + 32 + 64 + 3 * 96)), 18 / 32
     padding = 64 * (2 * 31)  # of both vocabularies
     assert load_bytes(path).model.weight_bytes == (weights + 64 * 97 + padding) * blocks
@@ -149,7 +158,7 @@ def test_held_bytes_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "llama")
-    path = write_gguf(directory, tmp_path / "model.gguf", TYPES.Q4_0)
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_0)
     reader = gguf.GGUFReader(path)
     tensor = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight")
     content = bytearray(path.read_bytes())
@@ -161,7 +170,7 @@ def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 def test_the_native_backend_is_chosen() -> None:
     for quantization in ("gguf", "w8a8"):
-        args = EngineArgs("m", quantization=quantization)  # type: ignore[arg-type]  # a Literal
+        args = EngineArgs("m", quantization=quantization)
         assert choose_backend(args) == ("native", f"for quantization={quantization!r}", False)
         with pytest.raises(ConfigError, match="backend is 'torch': give quantization='int8'"):
             replace(args, backend="torch")
