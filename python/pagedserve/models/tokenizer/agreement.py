@@ -65,7 +65,7 @@ def is_taken_unchanged(backend: Tokenizer, class_name: str) -> bool:
         return _has_byte_level(backend)
     if class_name in _UNCHANGED:
         return True
-    return class_name in _REPLACED and _parts(backend) == _parts(_REPLACED[class_name])
+    return class_name in _REPLACED and _parts(backend) == _parts(_REPLACED[class_name]())
 
 
 def _qwen2() -> Tokenizer:
@@ -93,7 +93,7 @@ def _gemma() -> Tokenizer:
     return backend
 
 
-_REPLACED: Final = {"Qwen2Tokenizer": _qwen2(), "GemmaTokenizer": _gemma()}
+_REPLACED: Final = {"Qwen2Tokenizer": _qwen2, "GemmaTokenizer": _gemma}
 
 
 def _parts(backend: Tokenizer) -> tuple[object, ...]:
