@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 import pagedserve.collector
@@ -74,12 +75,26 @@ def a_server_that_is_never_idle_collects_once_a_minute() -> None:
         assert knot() is None
 
 
+def a_server_that_is_never_idle_returns_freed_memory() -> None:
+    pagedserve.collector._MAX_WAIT = 0.0  # type: ignore[misc]
+    process, kib = psutil.Process(), 1 << 10
+    with running_collector() as collector:
+        old_knot()
+        pieces = [bytearray(100 * kib) for _ in range(2000)]
+        del pieces[::2]
+        held = process.memory_info().rss
+        collector.look(is_idle=False)
+        assert process.memory_info().rss < held - 80_000 * kib
+        assert len(pieces) == 1000
+
+
 @pytest.mark.parametrize(
     "check",
     [
         a_server_that_starts_does_not_collect,
         a_full_collection_waits_until_nothing_runs,
         a_server_that_is_never_idle_collects_once_a_minute,
+        a_server_that_is_never_idle_returns_freed_memory,
     ],
 )
 def test_when_garbage_is_collected(check: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ thread, for 0.13 seconds.
 
 A server's full collections traverse the bodies of all requests that are being read, a quarter of a
 million lists and objects each, while no other thread runs.  They wait until no request is open.
+A server that is never idle then returns freed memory too, which an idle engine does.
 """
 
 import gc
@@ -14,6 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from pagedserve.host_ops.heap import return_freed_memory
 
 # Seconds after which a server that is never idle collects all the same.
 _MAX_WAIT: Final = 60.0
@@ -55,10 +58,13 @@ class IdleCollector:
 
     def look(self, *, is_idle: bool) -> None:
         """Collect if it is due, and the server idle or busy for a minute."""
-        is_due = gc.get_count()[2] > _DUE
-        if is_due and (is_idle or time.monotonic() - self._last > _MAX_WAIT):
-            gc.collect()
-            self._last = time.monotonic()
+        is_busy = not is_idle
+        if gc.get_count()[2] <= _DUE or (is_busy and time.monotonic() - self._last < _MAX_WAIT):
+            return
+        gc.collect()
+        if is_busy:
+            return_freed_memory()  # 15 ms for 180 MB
+        self._last = time.monotonic()
 
     def stop(self) -> None:
         """Undo ``start``: extensions check at exit whether their objects were freed."""

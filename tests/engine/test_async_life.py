@@ -85,17 +85,17 @@ def test_an_engine_serves_one_event_loop_after_the_other(formula: FormulaModel) 
 
 def test_an_idle_engine_returns_freed_memory(formula: FormulaModel) -> None:
     process, kib = psutil.Process(), 1 << 10
+    pieces = [bytearray(100 * kib) for _ in range(2000)]
     with AsyncLLMEngine(formula.engine) as engine:
-        pieces = [bytearray(100 * kib) for _ in range(2000)]
-        kept = pieces[::2]
-        del pieces
-        held = process.memory_info().rss
+        engine.wait_until_ready()
         asyncio.run(tokens_of(engine, "a", PROMPT))
-        deadline = time.monotonic() + 60
-        while process.memory_info().rss > held - 80_000 * kib:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert len(kept) == 1000
+        for _ in range(2):  # other threads may free memory after the engine has become idle
+            held, freed = process.memory_info().rss, 50 * kib * len(pieces)
+            del pieces[::2]
+            deadline = time.monotonic() + 60
+            while process.memory_info().rss > held - 0.8 * freed:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
 
 
 def test_a_generator_that_is_never_iterated_costs_nothing(formula: FormulaModel) -> None:

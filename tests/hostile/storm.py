@@ -33,8 +33,9 @@ _GAUGES: Final = r"^vllm:(num_requests_\w+|gpu_cache_usage_perc)\{[^}]*\} (\S+)$
 # Seconds after which what is still in use counts as lost.
 _PATIENCE: Final = 60.0
 _MAX_FAULTS: Final = 50
-# Seconds after which an idle server has returned freed memory.
-_SETTLE_SECONDS: Final = 4.0
+# Seconds after which an idle server has returned freed memory: twice, as bodies that nobody waits
+# for are read to their end.
+_SETTLE_SECONDS: Final = 6.0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ they were sent; outputs are delivered once per step.  Invariants:
    last action.
 
 Costs: two lookups of an empty queue per step; two wake-ups per second of an idle engine, which
-returns freed memory to the system once.
+returns freed memory to the system after 2, 4, 8, ... seconds: other threads may still free some.
 """
 
 import logging
@@ -35,7 +35,7 @@ MAX_FAILURES: Final = 3
 # Seconds between two checks: of the executor's liveness while idle; of readers' liveness while
 # steps run.
 _LOOK: Final = 0.5
-# Checks of an idle engine after which freed memory is returned to the system.
+# Checks of an idle engine before freed memory is returned to the system; again after twice as many.
 _LOOKS_BEFORE_TRIM: Final = 4
 
 # A command, and the outputs that it returns.
@@ -156,12 +156,13 @@ class EngineThread:
             self._progress_time = time.monotonic()
 
     def _wait_for_mail(self, engine: LLMEngine) -> None:
-        num_looks = 0
+        num_looks, trim_at = 0, _LOOKS_BEFORE_TRIM
         while not (self._has_mail.wait(_LOOK) or self._mail):
             engine.model_executor.check()
             num_looks += 1
-            if num_looks == _LOOKS_BEFORE_TRIM:
+            if num_looks == trim_at:
                 return_freed_memory()
+                trim_at *= 2
 
     def _open_mail(self, engine: LLMEngine) -> None:
         while self._mail:
