@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
+from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
@@ -25,6 +26,8 @@ class Prepared:
 def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
     """Read the files that the options name, and listen.
 
+    All threads share one heap from now on.
+
     Raises:
         ConfigError: Options that contradict each other, a file that cannot be read, or an address
             that is in use or cannot be listened on.
@@ -33,4 +36,5 @@ def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
         raise ConfigError("lora_modules is given without enable_lora; give both")
     chat_template = read_chat_template(server_args.chat_template)
     allow_descriptors()
+    share_one_heap()
     return Prepared(listen(server_args), chat_template)
