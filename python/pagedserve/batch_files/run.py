@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -103,15 +103,16 @@ def run_batch(
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # the objects of the start, which each full collection would traverse
-    try:
-        with progress_shown(is_shown=True):
-            progress = Progress(source.num_lines, output.num_lines)
-            batch = Batch(context, output, progress, max_num_seqs=client.max_num_seqs)
+    with (
+        progress_shown(is_shown=True),
+        closing(Progress(source.num_lines, output.num_lines)) as progress,
+    ):
+        batch = Batch(context, output, progress, max_num_seqs=client.max_num_seqs)
+        try:
             asyncio.run(batch.run(source))
-    finally:
-        progress.close()
-        client.shutdown()
-    return progress.rate()
+            return progress.rate()
+        finally:
+            client.shutdown()
 
 
 class Batch:
