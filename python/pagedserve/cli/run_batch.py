@@ -28,15 +28,14 @@ def add_run_batch_parser(commands: "argparse._SubParsersAction[Any]") -> None:
             "same command."
         ),
     )
-    files = parser.add_argument_group("files")
-    files.add_argument(
+    parser.add_argument(
         "-i",
         "--input-file",
         required=True,
         metavar="FILE",
         help="requests, a JSON object per line; - is stdin",
     )
-    files.add_argument(
+    parser.add_argument(
         "-o",
         "--output-file",
         required=True,
