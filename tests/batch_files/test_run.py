@@ -63,10 +63,10 @@ class Files:
         self.input.write_text("".join(f"{text}\n" for text in texts))
 
     def start(
-        self, *options: str, source: str | None = None, **more: Any
+        self, *options: str, source: str | None = None, program: str = PROGRAM, **more: Any
     ) -> "subprocess.Popen[str]":
         files = ("-i", source or str(self.input), "-o", str(self.output))
-        command = (sys.executable, "-c", PROGRAM, "run-batch", str(self._model), *files)
+        command = (sys.executable, "-c", program, "run-batch", str(self._model), *files)
         return subprocess.Popen(
             [*command, "--backend", "native", *options],
             stdout=subprocess.PIPE,
@@ -289,4 +289,32 @@ def test_a_disk_that_is_full_ends_a_run_that_is_resumed(files: Files, offline: L
     assert files.output.stat().st_size == 3000
     _, err = files.run()
     assert "; its last line was incomplete and is cut off\n" in err
+    assert files.texts == dict(zip(prompts, texts_of(offline, prompts), strict=True))
+
+
+# Runs an engine that dies of an error in its 60th step.
+MORTAL = """
+from pagedserve.engine.llm_engine import LLMEngine
+step, num_steps = LLMEngine.step, 0
+def mortal(engine):
+    global num_steps
+    num_steps += 1
+    if num_steps == 60:
+        raise SystemExit("a bug")
+    return step(engine)
+LLMEngine.step = mortal
+"""
+
+
+def test_an_engine_that_dies_ends_a_run_without_errors_in_its_output(
+    files: Files, offline: LLM
+) -> None:
+    prompts = [f"prompt {number}" for number in range(40)]
+    files.write([completion(prompt, prompt) for prompt in prompts])
+    process = files.start("--max-num-seqs", "8", program=MORTAL + PROGRAM)
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert err.endswith("pagedserve: error: the engine has died: SystemExit\n")
+    assert files.num_lines < len(prompts)
+    files.run()
     assert files.texts == dict(zip(prompts, texts_of(offline, prompts), strict=True))
