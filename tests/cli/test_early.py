@@ -40,6 +40,8 @@ def taken_port() -> Iterator[str]:
 def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> None:
     (tmp_path / "llama").mkdir()
     ranks = ["--tensor-parallel-size", "2"]
+    batch, here, output = ("run-batch", "hub/model"), f"{tmp_path}/in.jsonl", f"{tmp_path}/out"
+    Path(here).touch()
     expected = {
         ("serve", "hub/model", "--port", taken_port): "Address already in use",
         ("serve", "smolm2"): "no such file or directory; did you mean smollm2?",
@@ -58,6 +60,11 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
             *("--gpu-memory-utilization", "0.5"),
         ): "gpu_memory_utilization is 0.5, and the model is on the CPU",
         ("deploy", "hub/model", "--port", taken_port): "Address already in use",
+        (*batch, "-i", "./none", "-o", output): "input_file: cannot read ./none: No such file",
+        (*batch, "-i", here, "-o", str(tmp_path)): "output_file: cannot write",
+        (*batch, "-i", here, "-o", here): f"output_file: {here} is the input file",
+        (*batch, "-i", here): "arguments are required: -o/--output-file",
+        ("run-batch", "smolm2", "-i", here, "-o", output): "; did you mean smollm2?",
     }
     ran = subprocess.run(
         [sys.executable, "-c", RUN, *HEAVY],
@@ -70,6 +77,7 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
         status, stderr, loaded = json.loads(line)
         assert (status, loaded) == (2, []), argv
         assert said in stderr, argv
+    assert not Path(output).exists()
 
 
 @pytest.mark.usefixtures("no_gpu")

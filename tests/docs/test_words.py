@@ -100,6 +100,7 @@ PACKAGES: Final = (
     "models/tokenizer",
     "parallel",
     "deploy",
+    "batch_files",
     "pooling",
     "replay",
     "host_ops",

@@ -72,6 +72,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("config", "engine", "host_ops", "inputs", "lora", "output", "outputs", "pooling"),
         *("pooling_params", "sampling_params"),
     },
+    "batch_files": {"config", "engine", "models", "sampling_params", "server"},
     "deploy": {
         *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
         *("pooling_params", "sampling_params"),
@@ -81,8 +82,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
     "cli": {
-        *("bench", "config", "deploy", "engine", "models", "native", "outputs", "sampling_params"),
-        "server",
+        *("batch_files", "bench", "config", "deploy", "engine", "models", "native", "outputs"),
+        *("sampling_params", "server"),
         *("LLM", "__version__"),
     },
 }

@@ -13,7 +13,7 @@ from pagedserve.cli.streams import complain, settle_standard_streams
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 
 # In the order of help.
-_COMMANDS: Final = ("generate", "serve", "deploy", "chat", "complete", "bench")
+_COMMANDS: Final = ("generate", "serve", "run-batch", "deploy", "chat", "complete", "bench")
 
 _BAD_INPUT = 2
 _MISSING_EXTRA = 1
@@ -86,6 +86,8 @@ def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
             from pagedserve.cli.generate import add_generate_parser as add
         case "serve":
             from pagedserve.cli.serve import add_serve_parser as add
+        case "run-batch":
+            from pagedserve.cli.run_batch import add_run_batch_parser as add
         case "deploy":
             from pagedserve.cli.deploy import add_deploy_parser as add
         case "chat":

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,19 @@ def add_serve_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def add_model_parser(
-    commands: "argparse._SubParsersAction[Any]", name: str, **texts: Any
+    commands: "argparse._SubParsersAction[Any]",
+    name: str,
+    add_server_args: Callable[[argparse.ArgumentParser], None] = ServerArgs.add_cli_args,
+    **texts: Any,
 ) -> argparse.ArgumentParser:
-    """Add a command that serves a model, with the options of engine and server."""
+    """Add a command that serves a model, with the options of engine and server.
+
+    Args:
+        commands: Commands of the program.
+        name: Name of the command.
+        add_server_args: Adds the options of the server.
+        **texts: Help of the command, as of ``add_parser``.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         usage=f"pagedserve {name} MODEL [options]",
@@ -49,7 +60,7 @@ def add_model_parser(
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
     )
-    ServerArgs.add_cli_args(parser)
+    add_server_args(parser)
     # Whether the model supports them is known later: `pagedserve.engine.defaults.server_defaults`.
     parser.set_defaults(enable_chunked_prefill=None, enable_prefix_caching=None)
     return parser
@@ -76,7 +87,8 @@ def read_args(
     classes: list[type[DataclassInstance]] = [ServerArgs, *others]
     for arguments in classes:
         for argument in dataclasses.fields(arguments):  # an engine may refuse it by the same name
-            delattr(options, argument.name)
+            if hasattr(options, argument.name):
+                delattr(options, argument.name)
     return EngineArgs.from_cli_args(options), server_args
 
 

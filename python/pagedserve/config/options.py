@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
@@ -172,6 +172,7 @@ def add_arguments(
     parser: argparse.ArgumentParser,
     arguments: type,
     defaults: Mapping[str, object] | None = None,
+    names: Container[str] | None = None,
 ) -> None:
     """Give a parser one argument for each field, in one group for each concern.
 
@@ -179,9 +180,13 @@ def add_arguments(
         parser: Finds None for what is not given, which leaves a field at its default.
         arguments: A dataclass of options.
         defaults: Defaults that differ for this parser, by the names of fields.
+        names: Names of the fields to add; None adds all.
     """
     own = defaults or {}
-    for concern, found in by_concern(arguments):
+    for concern, options in by_concern(arguments):
+        found = [pair for pair in options if names is None or pair[0].name in names]
+        if not found:
+            continue
         group = _group(parser, concern)
         for argument, known in found:
             shown = _with_label(own.get(argument.name, argument.default), known)

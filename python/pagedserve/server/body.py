@@ -80,10 +80,7 @@ class _JsonRequest(Request):
         """
         content = await self.body()
         context = self.context
-        sizes = {}
-        if context.text.max_model_len:  # else the route responds that the model is loading
-            sizes = {MODEL_LENGTH: context.text.max_model_len, VOCABULARY: context.text.vocab_size}
-        read = partial(read_body, content, self.kind, sizes)
+        read = partial(read_body, content, self.kind, sizes_of(context))
         try:
             return await context.for_body(read, num_bytes=len(content))
         except RequestError as error:  # FastAPI would drop its message
@@ -97,6 +94,14 @@ class _JsonRequest(Request):
         return super().form(
             max_files=MAX_FORM_FILES, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FORM_BYTES
         )
+
+
+def sizes_of(context: Context) -> dict[str, int]:
+    """Sizes of the model that bound fields; none while it is loading."""
+    text = context.text
+    if not text.max_model_len:  # the route responds that the model is loading
+        return {}
+    return {MODEL_LENGTH: text.max_model_len, VOCABULARY: text.vocab_size}
 
 
 def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -> BaseModel:
@@ -115,10 +120,17 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
     if len(content) > SMALL_BODY_BYTES or content.count(b"[") + content.count(b"{") > MAX_DEPTH:
         has_images = "messages" in kind.model_fields
         check_unparsed(content, num_tokens, has_images=has_images)
-    given = parsed(content)
+    return validated(parsed(content), kind, sizes, num_bytes=len(content))
+
+
+def validated(
+    given: object, kind: type[BaseModel], sizes: Mapping[str, int], *, num_bytes: int
+) -> BaseModel:
+    """Validate a parsed body of ``num_bytes`` bytes; see ``read_body``."""
+    num_tokens = sizes.get(MODEL_LENGTH)
     if isinstance(given, dict):
         check_bounds(given, sizes)
-        if num_tokens is not None and len(content) > CHARS_PER_TOKEN * num_tokens:
+        if num_tokens is not None and num_bytes > CHARS_PER_TOKEN * num_tokens:
             check_texts(given, CHARS_PER_TOKEN * num_tokens)
     try:
         body = kind.model_validate(given)
@@ -130,7 +142,7 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
         message, param = problems(found)
         raise ServerError(400, message, param=param) from error
     if isinstance(body, SizedBody):
-        body.arrived_with(len(content))
+        body.arrived_with(num_bytes)
     return body
 
 

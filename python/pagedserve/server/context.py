@@ -16,7 +16,7 @@ from pagedserve.server.bounds import SMALL_BODY_BYTES
 from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
-from pagedserve.server.options import ServerArgs
+from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.tokenization import Tokenization
 
 if TYPE_CHECKING:
@@ -83,6 +83,23 @@ class Context:
         self.text = Tokenization(
             client=self.client, args=self.args, chat_template=chat_template, lanes=self._lanes
         )
+
+    async def open(self, max_num_seqs: int) -> None:
+        """Accept requests, with the sizes of the loaded model, and load the adapters.
+
+        Args:
+            max_num_seqs: Maximum number of running sequences.
+
+        Raises:
+            RequestError: An adapter is invalid.
+            ServerError: The name of an adapter is taken.
+        """
+        model = await self.client.get_model_config()
+        self.text.max_model_len = model.max_model_len
+        self.text.vocab_size = model.vocab_size
+        for text in self.args.lora_modules:
+            await self.adapters.load(LoraModule.parse(text))
+        self.admission.max_num_seqs = max_num_seqs
 
     async def check_ready(self) -> None:
         """Check that requests are accepted.
@@ -162,3 +179,27 @@ class Context:
         if asked is not None and asked not in self.names and self.adapters.get(asked) is None:
             raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
         return asked or self.names[0]
+
+
+def make_context(
+    client: EngineClient,
+    names: tuple[str, ...],
+    args: ServerArgs,
+    *,
+    default_params: Future[SamplingParams],
+    tracer: "Tracer | None" = None,
+    chat_template: str | None = None,
+) -> Context:
+    """Create the state of a server, which ``Context.open`` opens; arguments are its attributes."""
+    admission = Admission(client, args.max_num_queued_reqs, args.max_num_queued_tokens)
+    return Context(
+        client=client,
+        args=args,
+        names=names,
+        default_params=default_params,
+        admission=admission,
+        metrics=Metrics(client, names[0], admission),
+        adapters=ServedAdapters(client, names),
+        tracer=tracer,
+        chat_template=chat_template,
+    )

@@ -86,6 +86,15 @@ def _lora_module(name: str, value: object) -> str:
     return text
 
 
+# Options that change what a response has.
+_OF_ANSWERS: Final = frozenset(
+    {
+        *("served_model_name", "enable_prompt_tokens_details", "allow_unknown_fields"),
+        *("lora_modules", "chat_template", "response_role", "tool_call_parser"),
+        *("reasoning_parser", "trust_request_chat_template"),
+    }
+)
+
 _PATH: Final = checks.optional(checks.text)
 _TEXTS: Final = checks.each(checks.text, "a list of strings")
 _SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
@@ -326,6 +335,11 @@ class ServerArgs:
         check_options(self)
 
     @classmethod
+    def add_answer_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options that change a response, and no others."""
+        add_arguments(parser, cls, names=_OF_ANSWERS)
+
+    @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
         """Give a parser one option for each field, and a hidden one for vLLM's former name."""
         add_arguments(parser, cls)
@@ -339,12 +353,15 @@ class ServerArgs:
 
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> Self:
-        """The arguments that a parser with ``add_cli_args`` found.
+        """The arguments that a parser with ``add_cli_args`` or ``add_answer_args`` found.
+
+        Options that the parser lacks have their defaults.
 
         Raises:
             ConfigError: An invalid value.
         """
-        return cls(**{argument.name: getattr(namespace, argument.name) for argument in fields(cls)})
+        names = [argument.name for argument in fields(cls) if hasattr(namespace, argument.name)]
+        return cls(**{name: getattr(namespace, name) for name in names})
 
 
 ServerArgs.__doc__ = f"{inspect.getdoc(ServerArgs)}\n\n{describe(ServerArgs)}"

@@ -32,9 +32,18 @@ def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
         ConfigError: Options that contradict each other, a file that cannot be read, or an address
             that is in use or cannot be listened on.
     """
-    if server_args.lora_modules and not engine_args.enable_lora:
-        raise ConfigError("lora_modules is given without enable_lora; give both")
-    chat_template = read_chat_template(server_args.chat_template)
+    chat_template = read_files(engine_args, server_args)
     allow_descriptors()
     share_one_heap()
     return Prepared(listen(server_args), chat_template)
+
+
+def read_files(engine_args: EngineArgs, server_args: ServerArgs) -> str | None:
+    """Read the chat template that the options name; None uses the model's own.
+
+    Raises:
+        ConfigError: The file cannot be read, or adapters are given that the engine cannot take.
+    """
+    if server_args.lora_modules and not engine_args.enable_lora:
+        raise ConfigError("lora_modules is given without enable_lora; give both")
+    return read_chat_template(server_args.chat_template)

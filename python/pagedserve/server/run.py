@@ -24,15 +24,12 @@ import uvicorn
 from pagedserve.collector import IdleCollector
 from pagedserve.engine.client import ServedEngine
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
 from pagedserve.server.connection import BoundedProtocol, default_max_connections
-from pagedserve.server.context import Context
+from pagedserve.server.context import Context, make_context
 from pagedserve.server.errors import ServerError
-from pagedserve.server.limits import Admission
 from pagedserve.server.listen import Listener
-from pagedserve.server.metrics import Metrics
-from pagedserve.server.options import LoraModule, ServerArgs
+from pagedserve.server.options import ServerArgs
 from pagedserve.server.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -77,15 +74,11 @@ def run(
     Raises:
         BaseException: Creating the engine failed.
     """
-    admission = Admission(client, args.max_num_queued_reqs, args.max_num_queued_tokens)
-    context = Context(
-        client=client,
-        args=args,
-        names=names,
+    context = make_context(
+        client,
+        names,
+        args,
         default_params=default_params,
-        admission=admission,
-        metrics=Metrics(client, names[0], admission),
-        adapters=ServedAdapters(client, names),
         tracer=tracer,
         chat_template=prepared.chat_template,
     )
@@ -200,15 +193,10 @@ class Server(uvicorn.Server):
     async def _open(self) -> None:
         """Accept requests, with the limits of the model."""
         context, client = self._context, self._client
-        model = await client.get_model_config()
-        context.text.max_model_len = model.max_model_len
-        context.text.vocab_size = model.vocab_size
-        for text in context.args.lora_modules:
-            await context.adapters.load(LoraModule.parse(text))
-        context.admission.max_num_seqs = client.max_num_seqs
+        await context.open(client.max_num_seqs)
         sys.setswitchinterval(SWITCH_SECONDS)
         self._collector.start()
-        logger.info("%s", model.backends)
+        logger.info("%s", (await client.get_model_config()).backends)
         logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
 
     async def _drain(self) -> None:

@@ -42,15 +42,10 @@ def serve(
         ImportError: An option needs packages that are not installed.
     """
     tracer = make_tracer(server_args.otlp_traces_endpoint)
-    default_params: Future[SamplingParams] = Future()
-
-    def make_engine() -> LLMEngine:
-        default_params.set_result(default_sampling_params(engine_args))
-        return LLMEngine(engine_args, choose=server_defaults)
-
     client: ServedEngine
+    default_params: Future[SamplingParams] = Future()
     if start is None:
-        client = AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
+        client = start_engine(engine_args, server_args, default_params)
     else:
         client = start()
         default_params.set_result(default_sampling_params(engine_args))
@@ -64,6 +59,24 @@ def serve(
         default_params=default_params,
         tracer=tracer,
     )
+
+
+def start_engine(
+    engine_args: EngineArgs, server_args: ServerArgs, default_params: Future[SamplingParams]
+) -> AsyncLLMEngine:
+    """Start to load an engine with a server's defaults in this process.
+
+    Args:
+        engine_args: Options of the engine.
+        server_args: Options of the server.
+        default_params: Receives the model's default sampling parameters.
+    """
+
+    def make_engine() -> LLMEngine:
+        default_params.set_result(default_sampling_params(engine_args))
+        return LLMEngine(engine_args, choose=server_defaults)
+
+    return AsyncLLMEngine(make_engine, stall_timeout=server_args.stall_timeout)
 
 
 def make_tracer(endpoint: str | None) -> "Tracer | None":
