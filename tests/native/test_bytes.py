@@ -46,22 +46,22 @@ def in_blocks(kind: Type) -> Round:
     return rounded
 
 
-def in_bytes(group: int | None) -> Round:
-    """Numbers as multiples of a 127th of the largest magnitude, of a group or of the row."""
-
-    def rounded(numbers: torch.Tensor) -> torch.Tensor:
-        groups = numbers.unflatten(-1, (-1, group or numbers.shape[-1]))
-        scales = groups.abs().amax(-1, keepdim=True) / 127
-        whole = torch.where(scales > 0, groups / scales, 0).round()
-        return torch.flatten(whole * scales, -2)
-
-    return rounded
+def round_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as multiples of a 127th of the largest magnitude of 32 numbers."""
+    groups = rows.unflatten(-1, (-1, 32))
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    whole = torch.where(scales > 0, groups / scales, 0).round()
+    return torch.flatten(whole * scales, -2)
 
 
-def oracle(directory: Path, weights: Callable[[str], Round], group: int | None) -> NDArray[Any]:
-    """Logits of transformers' model whose linear layers have rounded weights and rows."""
+def oracle(
+    directory: Path, weights: Callable[[str], Round], *, keeps_embedding: bool = False
+) -> NDArray[Any]:
+    """Logits of transformers' model whose linear layers have rounded weights and rows.
+
+    An embedding of its own is rounded too, unless it is kept.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    round_rows = in_bytes(group)
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     with torch.inference_mode():
         for name, module in model.named_modules():
@@ -69,7 +69,7 @@ def oracle(directory: Path, weights: Callable[[str], Round], group: int | None) 
                 if not (tied and name == "lm_head"):
                     module.weight.copy_(weights(name)(module.weight))
                 module.register_forward_pre_hook(lambda _, given: (round_rows(given[0]),))
-        if tied or group is not None:
+        if tied or not keeps_embedding:
             embedding = model.model.embed_tokens.weight
             embedding.copy_(weights("embed_tokens")(embedding))
         logits: NDArray[Any] = model(torch.from_numpy(TOKENS)[None].long()).logits[0].numpy()
@@ -92,7 +92,7 @@ def test_files_are_computed_as_they_are_stored(tmp_path: Path, storage: str) -> 
     kind = Type[storage]
     directory = save_decoder(tmp_path, "llama, tied, biases")
     path = write_gguf(directory, tmp_path / "model.gguf", kind)
-    expected = oracle(directory, lambda _: in_blocks(kind), 32)
+    expected = oracle(directory, lambda _: in_blocks(kind))
     check(logits_of(load_bytes(path), TOKENS), expected)
 
 
@@ -103,14 +103,34 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
     def weights(name: str) -> Round:
         return in_blocks(next((MIXED[word] for word in MIXED if word in name), Type.Q4_1))
 
-    check(logits_of(load_bytes(path), TOKENS), oracle(directory, weights, 32))
+    check(logits_of(load_bytes(path), TOKENS), oracle(directory, weights))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "llama, tied, biases"])
 def test_plain_weights_may_become_bytes(tmp_path: Path, name: str) -> None:
     directory = save_decoder(tmp_path, name)
-    expected = oracle(directory, lambda _: in_bytes(None), None)
+    expected = oracle(directory, lambda _: in_blocks(Type.Q8_0), keeps_embedding=True)
     check(logits_of(load_bytes(directory, "w8a8"), TOKENS), expected)
+
+
+def test_plain_weights_become_those_of_a_q8_0_file(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama, tied, biases")
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q8_0)
+    expected = logits_of(load_bytes(path), TOKENS)
+    for source in (path, directory):
+        assert np.array_equal(logits_of(load_bytes(source, "w8a8"), TOKENS), expected)
+
+
+def test_rows_of_no_whole_blocks_stay_floats(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_decoder(tmp_path, "llama", hidden_size=80)
+    with caplog.at_level(logging.INFO):
+        found = logits_of(load_bytes(directory, "w8a8"), TOKENS)
+    assert "19 of 23 matrices are converted to float32" in caplog.text
+    assert "'lm_head.weight' of type F32 is the first" in caplog.text
+    expected = logits_of(load_native(EngineArgs(str(directory), backend="native")), TOKENS)
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("quantization", ["gguf", "w8a8"])

@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.tokenizer.gguf_tokenizer import tokenizer_of_gguf
 from pagedserve.native.gguf_file import read_gguf
-from pagedserve.native.load import load_native
+from pagedserve.native.load import LoadedNative, load_native
 from pagedserve.native.packing import Packer
 from pagedserve.native.safetensors_file import read_safetensors
 from tests.support.decoders import save_decoder
 from tests.support.gguf_models import write_gguf
+from tests.support.native import logits_of
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 WEIGHTS = "model.safetensors"
@@ -41,8 +45,8 @@ def saved(original: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(path: Path, **options: Any) -> None:
-    load_native(EngineArgs(str(path), backend="native", **options))
+def load(path: Path, **options: Any) -> LoadedNative:
+    return load_native(EngineArgs(str(path), backend="native", **options))
 
 
 def change_header(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -335,6 +339,59 @@ def test_random_damage_to_gguf_is_refused_or_read(gguf_content: bytes, tmp_path:
             read_gguf(file)
         except ValueError as error:
             assert "a.gguf" in str(error)  # noqa: PT017
+
+
+@contextmanager
+def at_most_more(num_bytes: int) -> Iterator[None]:
+    """Fail allocations once the process has so many more bytes of address space."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def damaged_blocks(content: bytes, start: int, random: np.random.Generator) -> bytes:
+    """A GGUF file with random bytes or numbers in its header, cut short, or with scales of NaN."""
+    damaged, kind = bytearray(content), random.integers(0, 4)
+    if kind == 0:
+        for place in random.integers(0, start, 3):
+            damaged[place] = random.integers(0, 256)
+    elif kind == 1:
+        number = int(random.choice(np.array([0, 1, 1 << 32, 1 << 40, 1 << 63], np.uint64)))
+        place = random.integers(0, start - 8)
+        damaged[place : place + 8] = number.to_bytes(8, "little")
+    elif kind == 2:
+        del damaged[random.integers(0, len(damaged)) :]
+    else:
+        for place in random.integers(start // 2, len(damaged) // 2, 20):
+            damaged[2 * place : 2 * place + 2] = b"\x00\x7e"
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("quantization", [None, "gguf", "w8a8"])
+def test_damaged_blocks_are_refused_or_served(
+    original: Path, tmp_path: Path, quantization: str | None
+) -> None:
+    file = write_gguf(
+        original, tmp_path / "a.gguf", Type.Q4_0, storages={"v_proj": Type.Q8_0, "down": Type.Q5_1}
+    )
+    start = min(tensor.data_offset for tensor in gguf.GGUFReader(file).tensors)
+    content, random = file.read_bytes(), np.random.default_rng(6)
+    num_refused = 0
+    with at_most_more(1 << 30):
+        for _ in range(100):
+            file.write_bytes(damaged_blocks(content, int(start), random))
+            try:
+                loaded = load(file, quantization=quantization)
+            except ModelLoadError as error:
+                assert "a.gguf" in str(error)  # noqa: PT017
+                num_refused += 1
+                continue
+            assert logits_of(loaded, np.arange(20, dtype=np.int32)).shape[0] == 20
+    assert 20 < num_refused < 100
 
 
 def test_an_architecture_of_gguf_that_is_not_known_is_refused(tmp_path: Path) -> None:

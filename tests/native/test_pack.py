@@ -63,9 +63,9 @@ def stored(parts: Sequence[tuple[NDArray[Any], str, int]]) -> Iterator[list[Any]
 
 def byte_panels(sections: list[tuple[str, int]]) -> int:
     """Bytes of the panels of sections."""
-    blocks = STORAGES | {"int8": (1, 1)}
     return sum(
-        -(-num // 64) * 64 * DEPTH // blocks[name][0] * blocks[name][1] for name, num in sections
+        -(-num // 64) * 64 * DEPTH // STORAGES[name][0] * STORAGES[name][1]
+        for name, num in sections
     )
 
 
@@ -78,8 +78,6 @@ def packed(
     sections = options.pop("sections", None)
     if sections is not None:
         panels: NDArray[Any] = np.full(byte_panels(sections), 7, np.uint8)
-        if sections[0][0] == "int8":
-            scales = np.zeros(num_rows, np.float32)
     elif options.pop("int8", False):
         panels = np.full(size, 7, np.int8)
         scales = np.zeros(num_rows, np.float32)
@@ -183,33 +181,42 @@ def test_blocks_are_the_numbers_of_the_gguf_package(name: str) -> None:
     assert np.array_equal(found, heads.swapaxes(1, 2).reshape(64, DEPTH))
 
 
-def quantized(x: NDArray[np.float32], group: int) -> NDArray[np.float64]:
-    """Rows as multiples of a 127th of the largest magnitude of each group."""
-    groups = x.reshape(len(x), -1, group).astype(np.float64)
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q4_1", "Q6_K", "Q2_K"])
+def test_other_rows_become_the_q8_0_blocks_of_the_gguf_package(
+    name: str, instructions: str
+) -> None:
+    numbers = np.random.default_rng(11).normal(size=(30, DEPTH)).astype(np.float32)
+    stored_so = gguf.quants.quantize(numbers, TYPES["Q8_0"])
+    parts = [(stored_rows(name, 40, 10), name, 0), (stored_so, "Q8_0", 0)]
+    panels, _ = packed(parts, "float32", sections=[("Q8_0", 70)], instructions=instructions)
+    made = gguf.quants.quantize(dequantized(parts[0][0], name), TYPES["Q8_0"])
+    expected = dequantized(np.concatenate([made, stored_so]), "Q8_0")
+    assert np.array_equal(numbers_of(panels, 70, sections=[("Q8_0", 70)]), expected)
+
+
+def quantized(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Rows as multiples of a 127th of the largest magnitude of each 32 numbers."""
+    groups = x.reshape(len(x), -1, 32).astype(np.float64)
     scales = np.abs(groups).max(axis=2, keepdims=True) / 127
     return np.asarray((np.round(groups / scales) * scales).reshape(x.shape))
 
 
 @pytest.mark.parametrize("instructions", instruction_sets())
-@pytest.mark.parametrize("names", [*([name] for name in sorted(BLOCK_FORMATS)), MIXED, ["int8"]])
+@pytest.mark.parametrize("names", [*([name] for name in sorted(BLOCK_FORMATS)), MIXED])
 def test_products_are_those_of_quantized_rows(names: list[str], instructions: Any) -> None:
-    parts = [
-        (stored_rows("F32" if name == "int8" else name, 64, seed), name, 0)
-        for seed, name in enumerate(names)
-    ]
-    parts = [(rows, "F32" if name == "int8" else name, head) for rows, name, head in parts]
+    parts = [(stored_rows(name, 64, seed), name, 0) for seed, name in enumerate(names)]
     sections = [(name, 64) for name in names]
-    panels, scales = packed(parts, "float32", sections=sections, instructions=instructions)
+    panels, _ = packed(parts, "float32", sections=sections, instructions=instructions)
     num_rows = 64 * len(names)
     layer = PackedWeights(
         panels,
         dtype="float32",
         in_features=DEPTH,
         out_features=num_rows,
-        scales=scales,
         sections=sections,
     )
-    held = numbers_of(panels, num_rows, scales=scales, sections=sections).astype(np.float64)
+    held = numbers_of(panels, num_rows, sections=sections).astype(np.float64)
     x = np.random.default_rng(8).normal(size=(31, DEPTH)).astype(np.float32)
     output = np.empty((31, num_rows), np.float32)
     layer.multiply(
@@ -222,7 +229,7 @@ def test_products_are_those_of_quantized_rows(names: list[str], instructions: An
         num_threads=2,
         instructions=instructions,
     )
-    rows = quantized(x, DEPTH if names == ["int8"] else 32)
+    rows = quantized(x)
     magnitudes = np.abs(rows) @ np.abs(held.T)
     assert (np.abs(output - rows @ held.T) <= 1e-5 * magnitudes).all()
 
@@ -294,8 +301,12 @@ def test_a_closed_file_is_an_error() -> None:
             "must have 34816 bytes; got 5",
         ),
         (
-            {"sections": [("Q8_0", 64)], "panels": np.zeros(34816, np.uint8)},
-            "must be stored as Q8_0",
+            {"sections": [("Q4_0", 64)], "panels": np.zeros(18432, np.uint8)},
+            "must be stored as Q4_0",
+        ),
+        (
+            {"sections": [("Q8_0", 64)], "scales": np.zeros(64, np.float32)},
+            "scales are those of int8 panels",
         ),
     ],
 )

@@ -57,12 +57,12 @@ class PackedWeights:
         dtype: Type of the rows, and of weights that are not quantised.
         in_features: Number of input features K.
         out_features: Number of output features N.
-        scales: Scales of int8 panels, and of a section "int8", float32 ``[N]``.
+        scales: Scales of int8 panels, float32 ``[N]``.
         bias: Bias, float32 ``[N]``.
         gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
         sections: Panels whose products are those of bytes: format and number of features of each
-            section, "int8" or a block type of GGUF such as "Q4_K"; all but the last are multiples
-            of 64 features.
+            section, a block type of GGUF such as "Q4_K"; all but the last are multiples of 64
+            features.
 
     Raises:
         ``StepError``: Arguments that do not fit each other.
@@ -294,7 +294,8 @@ def pack_layers(
             Whether the first of two parts is the gate of the second: they alternate in the panels,
             32 features each.
             Scales of int8 panels, float32 ``[N]``, written; None for other panels.
-            Sections as for `PackedWeights`; blocks must be those of the rows.  None for numbers.
+            Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
+            storage become.  None for numbers.
         dtype: Type that weights are rounded to.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.

@@ -66,9 +66,9 @@ class PrecisionArgs:
         None,
         checks.choice((*get_args(Quantization), None)),
         "Quantization of linear layers, on the CPU: int8 stores one byte per weight and a scale "
-        "per output feature, a quarter of float32's memory; w8a8 multiplies these with rows of "
-        "bytes; gguf keeps the blocks of a GGUF file and multiplies them with rows of bytes. The "
-        "native backend runs w8a8 and gguf.",
+        "per output feature, a quarter of float32's memory; w8a8 stores one byte per weight and a "
+        "scale for 32 of them, and multiplies them with rows of bytes; gguf keeps the blocks of a "
+        "GGUF file and multiplies these with rows of bytes. The native backend runs w8a8 and gguf.",
         concern="precision and kernels",
         unset="none",
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import PackedWeights, pack_layers
-from pagedserve.config.precision import Quantization
+from pagedserve.config.precision import BYTE_QUANTIZATIONS, Quantization
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.models.families.record import Gate
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 Sections: TypeAlias = list[tuple[str, int]]
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
-# Weights and bytes of a block; int8 is stored in fours.
-_BLOCKS: Final = {name: STORAGES[name] for name in BLOCK_FORMATS} | {"int8": (4, 4)}
+# What weights become for "w8a8": the format that Rust makes of any other.
+_BYTES: Final = "Q8_0"
 
 
 class Part(NamedTuple):
@@ -86,6 +86,7 @@ class Packer:
         self.dtype = dtype
         self._num_threads = num_threads
         self._planned: list[Linear] = []
+        self._converted: list[StoredTensor] = []
 
     def plan(
         self,
@@ -108,7 +109,9 @@ class Packer:
         if sections is None:
             panels, scales = _empty_panels(shape, self.dtype, quantization)
         else:
-            panels, scales = _empty_bytes(shape, sections)
+            panels, scales = _empty_bytes(shape[1], sections), None
+        if sections is None and quantization in BYTE_QUANTIZATIONS:
+            self._converted += tensors
         planned = Linear(
             parts=parts,
             tensors=tensors,
@@ -176,18 +179,17 @@ class Packer:
         )
 
     def log_converted(self) -> None:
-        """Log how many matrices are not computed as they are stored, if there are any."""
-        tensors = [(linear, tensor) for linear in self._planned for tensor in linear.tensors]
-        converted = [tensor for linear, tensor in tensors if linear.sections is None]
-        if converted:
+        """Log how many matrices become floats despite the option, if there are any."""
+        if self._converted:
             logger.info(
                 "%d of %d matrices are converted to %s, as they are of no format that is computed "
-                "as stored, or beside one of another format: %r of type %s is the first",
-                len(converted),
-                len(tensors),
+                "as stored, beside one of another format, or of rows of no whole blocks: %r of "
+                "type %s is the first",
+                len(self._converted),
+                sum(len(linear.tensors) for linear in self._planned),
                 self.dtype,
-                converted[0].name,
-                converted[0].storage,
+                self._converted[0].name,
+                self._converted[0].storage,
             )
 
 
@@ -196,7 +198,8 @@ def _sections(
 ) -> Sections | None:
     """Formats of a layer whose products are those of bytes; None if they are not."""
     if quantization == "w8a8":
-        return [("int8", sum(tensor.shape[0] for tensor in tensors))]
+        has_blocks = tensors[0].shape[1] % STORAGES[_BYTES][0] == 0
+        return [(_BYTES, sum(tensor.shape[0] for tensor in tensors))] if has_blocks else None
     if quantization != "gguf" or any(tensor.storage not in BLOCK_FORMATS for tensor in tensors):
         return None
     sections = [
@@ -218,14 +221,11 @@ def _empty_panels(
     return bytes_in_huge_pages(num_weights * itemsize(dtype)).view(np.uint32), None
 
 
-def _empty_bytes(
-    shape: tuple[int, int], sections: Sections
-) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
-    """Panels of sections and int8 scales of a layer of N rows of K, not yet written."""
-    blocks = ((_padded(num_features), *_BLOCKS[name]) for name, num_features in sections)
-    num_bytes = sum(rows * -(-shape[1] // weights) * size for rows, weights, size in blocks)
-    has_scales = sections[0][0] == "int8"
-    return bytes_in_huge_pages(num_bytes), np.empty(shape[0], np.float32) if has_scales else None
+def _empty_bytes(in_features: int, sections: Sections) -> NDArray[np.uint8]:
+    """Panels of sections of a layer, not yet written."""
+    blocks = ((_padded(num_features), *STORAGES[name]) for name, num_features in sections)
+    num_bytes = sum(rows * (in_features // weights) * size for rows, weights, size in blocks)
+    return bytes_in_huge_pages(num_bytes)
 
 
 def _padded(num_features: int) -> int:

@@ -168,9 +168,9 @@ pub unsafe fn linear(
         output_dtype,
         additions,
     };
-    if let Panels::Bytes(panels) = weights.panels {
+    if matches!(weights.panels, Panels::Bytes(_)) {
         // SAFETY: the caller's promise.
-        unsafe { product.run_bytes(panels.has_groups(), execution) };
+        unsafe { product.run_bytes(execution) };
         return Ok(());
     }
     let is_widened = match (weights.panels, rows) {
@@ -276,12 +276,12 @@ impl Product<'_> {
     ///
     /// # Safety
     /// That of [`linear`].
-    unsafe fn run_bytes(&self, has_groups: bool, execution: &Execution<'_>) {
+    unsafe fn run_bytes(&self, execution: &Execution<'_>) {
         let in_features = self.weights.in_features;
         let mut memory = ROWS.take();
         for first in (0..self.num_rows).step_by(WIDE_ROWS) {
             let num_rows = WIDE_ROWS.min(self.num_rows - first);
-            let rows = ByteRows::new(&mut memory, num_rows, in_features, has_groups);
+            let rows = ByteRows::new(&mut memory, num_rows, in_features);
             let pointer = |matrix: Matrix, dtype: DType| {
                 matrix.pointer.wrapping_add(first * matrix.stride * dtype.size())
             };

@@ -14,8 +14,6 @@ pub(crate) const HALVES: usize = 2 * PANEL_FEATURES;
 /// How weights lie in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Signed bytes, one scale a feature.
-    Int8,
     /// Signed bytes and a scale for 32 inputs.
     Q8_0,
     /// 4 bits and a scale for 32 inputs.
@@ -83,23 +81,29 @@ impl Block {
 }
 
 impl Format {
-    /// Whether groups of inputs have a scale, as in files; else a feature has one.
-    pub const fn has_groups(self) -> bool {
-        !matches!(self, Self::Int8)
-    }
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
 
-    /// How a file stores the blocks; None without groups.
-    pub(crate) const fn storage(self) -> Option<Storage> {
+    /// How a file stores the blocks.
+    pub(crate) const fn storage(self) -> Storage {
         match self {
-            Self::Int8 => None,
-            Self::Q8_0 => Some(Storage::Q8_0),
-            Self::Q4_0 => Some(Storage::Q4_0),
-            Self::Q4_1 => Some(Storage::Q4_1),
-            Self::Q5_0 => Some(Storage::Q5_0),
-            Self::Q5_1 => Some(Storage::Q5_1),
-            Self::Q4K => Some(Storage::Q4K),
-            Self::Q5K => Some(Storage::Q5K),
-            Self::Q6K => Some(Storage::Q6K),
+            Self::Q8_0 => Storage::Q8_0,
+            Self::Q4_0 => Storage::Q4_0,
+            Self::Q4_1 => Storage::Q4_1,
+            Self::Q5_0 => Storage::Q5_0,
+            Self::Q5_1 => Storage::Q5_1,
+            Self::Q4K => Storage::Q4K,
+            Self::Q5K => Storage::Q5K,
+            Self::Q6K => Storage::Q6K,
         }
     }
 
@@ -117,7 +121,6 @@ impl Format {
     /// A block of a file; words of whole numbers come first.
     pub(crate) const fn block(self) -> Block {
         match self {
-            Self::Int8 => Block::new(1, &[], &[]),
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
             Self::Q4_0 => Block::new(32, &[(2, 4)], &[0]),
             Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),
@@ -131,16 +134,7 @@ impl Format {
 
     /// Bytes of a panel.
     pub const fn panel_bytes(self, in_features: usize) -> usize {
-        if !self.has_groups() {
-            return in_features.div_ceil(4) * QUADS;
-        }
         let block = self.block();
         in_features / block.num_inputs * block.num_bytes() * PANEL_FEATURES
-    }
-
-    /// Where the byte of an input of a feature lies among quads.
-    #[inline(always)]
-    pub(crate) const fn byte_of(feature: usize, input: usize) -> usize {
-        input / 4 * QUADS + 4 * feature + input % 4
     }
 }

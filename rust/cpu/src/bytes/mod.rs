@@ -12,7 +12,7 @@
 //! # Invariants
 //!
 //! 1. A weight is `scale * whole + minimum` of its group; a row's number is `scale * whole` of its
-//!    32 inputs, or of the whole row for [`Format::Int8`], the whole numbers from -127 to 127.
+//!    32 inputs, the whole numbers from -127 to 127.
 //! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
 //!    float32: a row's result is the same in any batch and with any number of threads.
 //! 3. A row that holds a number that is not finite has no finite result.
@@ -54,32 +54,19 @@ pub struct BytePanels<'a> {
     pub sections: &'a [Section],
     /// The panels.
     pub values: &'a [u8],
-    /// `[N]`, what a feature's whole numbers are multiples of, where a format has no groups.
-    pub scales: &'a [f32],
 }
 
 impl BytePanels<'_> {
     /// Refuses panels of other sizes.
     pub(crate) fn check(&self, in_features: usize, out_features: usize) -> Result<()> {
-        check(self.sections, in_features, out_features, (self.values.len(), self.scales.len()))
-    }
-
-    /// Whether each 32 inputs of a row have a scale.
-    pub(crate) fn has_groups(&self) -> bool {
-        self.sections.iter().all(|section| section.format.has_groups())
+        check(self.sections, in_features, out_features, self.values.len())
     }
 
     /// Returns the numbers that a feature's weights stand for, to the last bit those of the file.
     pub(crate) fn feature(&self, in_features: usize, feature: usize) -> Vec<f32> {
         let (format, bytes) = panel_at(self.sections, in_features, feature / PANEL_FEATURES);
         let (panel, lane) = (&self.values[bytes], feature % PANEL_FEATURES);
-        let Some(storage) = format.storage() else {
-            let byte = |input| panel[Format::byte_of(lane, input)].cast_signed();
-            return (0..in_features)
-                .map(|input| f32::from(byte(input)) * self.scales[feature])
-                .collect();
-        };
-        let block = format.block();
+        let (storage, block) = (format.storage(), format.block());
         let mut stored = vec![0; storage.row_bytes(in_features)];
         let size = PANEL_FEATURES * block.num_bytes();
         for (to, from) in stored.chunks_exact_mut(block.num_bytes()).zip(panel.chunks_exact(size)) {
@@ -91,24 +78,23 @@ impl BytePanels<'_> {
     }
 }
 
-/// Refuses sections, and panels and scales of these lengths, that do not fit a layer.
+/// Refuses sections, and panels of so many bytes, that do not fit a layer.
 pub(crate) fn check(
     sections: &[Section],
     in_features: usize,
     out_features: usize,
-    (num_bytes, num_scales): (usize, usize),
+    num_bytes: usize,
 ) -> Result<()> {
     for section in sections {
         section.format.check(in_features)?;
     }
     let num_features: usize = sections.iter().map(|section| section.num_features).sum();
     let is_split = |section: &Section| !section.num_features.is_multiple_of(PANEL_FEATURES);
-    let is_alone = sections.len() == 1 || sections.iter().all(|each| each.format.has_groups());
     let whole = sections.split_last().is_some_and(|(_, others)| !others.iter().any(is_split));
-    if num_features != out_features || !whole || !is_alone {
+    if num_features != out_features || !whole {
         return Err(Error(format!(
             "sections must be {out_features} features, whole panels of {PANEL_FEATURES} but for \
-             the last, and Int8 alone; got {sections:?}"
+             the last; got {sections:?}"
         )));
     }
     let expected: usize = sections.iter().map(|section| section.num_bytes(in_features)).sum();
@@ -117,11 +103,6 @@ pub(crate) fn check(
             "packed weights of {out_features} in {in_features} features must have {expected} \
              bytes; got {num_bytes}"
         )));
-    }
-    let has_scales = sections.iter().any(|section| !section.format.has_groups());
-    let expected = if has_scales { out_features } else { 0 };
-    if num_scales != expected {
-        return Err(Error(format!("scales must have {expected} numbers; got {num_scales}")));
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ impl Opened {
             }
         }
         let (quads, stride) = match format {
-            Format::Int8 | Format::Q8_0 => (from, size),
+            Format::Q8_0 => (from, size),
             _ => (quads.cast_const(), GROUP_QUADS),
         };
         Groups { quads, stride, scales, minima }

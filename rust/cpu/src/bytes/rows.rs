@@ -15,39 +15,30 @@ unsafe impl Sync for ByteRows {}
 /// Rows of a call as bytes; R rows of K inputs.
 #[derive(Clone, Copy)]
 pub(crate) struct ByteRows {
-    /// `[R][stride]`, from K on zero.
+    /// `[R][K]`.
     pub(crate) bytes: *mut i8,
-    /// K, rounded up to whole groups.
-    pub(crate) stride: usize,
-    /// Scales of a row: one, or one for each group.
-    pub(crate) num_scales: usize,
-    /// `[R][num_scales]`, what the bytes are multiples of.
+    /// Groups of a row.
+    pub(crate) num_groups: usize,
+    /// `[R][num_groups]`, what the bytes are multiples of.
     pub(crate) scales: *mut f32,
-    /// `[R][num_scales]`, the sums of the bytes.
+    /// `[R][num_groups]`, the sums of the bytes.
     pub(crate) totals: *mut i32,
-    /// `[R][num_scales]`, those sums times their scales: what a minimum is multiplied with.
+    /// `[R][num_groups]`, those sums times their scales: what a minimum is multiplied with.
     pub(crate) shifts: *mut f32,
-    /// `[R][num_scales][2]`, the same of each half of a group.
+    /// `[R][num_groups][2]`, the same of each half of a group.
     pub(crate) half_shifts: *mut f32,
 }
 
 impl ByteRows {
     /// Rows in the memory of a thread; it is valid until the memory is used again.
-    pub(crate) fn new(
-        memory: &mut Vec<u32>,
-        num_rows: usize,
-        in_features: usize,
-        has_groups: bool,
-    ) -> Self {
-        let stride = in_features.next_multiple_of(GROUP);
-        let num_scales = if has_groups { stride / GROUP } else { 1 };
-        let num = num_rows * num_scales;
+    pub(crate) fn new(memory: &mut Vec<u32>, num_rows: usize, in_features: usize) -> Self {
+        let num_groups = in_features / GROUP;
+        let num = num_rows * num_groups;
         let [bytes, scales, totals, shifts, half_shifts] =
-            pieces(memory, [num_rows * stride / 4, num, num, num, 2 * num]);
+            pieces(memory, [num * GROUP / 4, num, num, num, 2 * num]);
         Self {
             bytes: bytes.cast(),
-            stride,
-            num_scales,
+            num_groups,
             scales: scales.cast(),
             totals: totals.cast(),
             shifts: shifts.cast(),
@@ -73,7 +64,7 @@ pub(crate) unsafe fn quantise_rows(
     to: &ByteRows,
     execution: &Execution<'_>,
 ) {
-    let call = Call { input, dtype, in_features, to };
+    let call = Call { input, dtype, to };
     let quantise = |row: usize| {
         // SAFETY: the caller's promise; each row is done once.
         unsafe { execution.instructions.run(Quantise { call: &call, row }) };
@@ -88,7 +79,6 @@ pub(crate) unsafe fn quantise_rows(
 struct Call<'a> {
     input: Matrix,
     dtype: DType,
-    in_features: usize,
     to: &'a ByteRows,
 }
 
@@ -118,30 +108,21 @@ impl Kernel for Quantise<'_> {
 impl Quantise<'_> {
     #[inline(always)]
     unsafe fn convert<I: Vectors, E: Element>(&self) {
-        let &Call { input, in_features, to, .. } = self.call;
+        let &Call { input, to, .. } = self.call;
         let row = self.row;
         let from = input.pointer.cast::<E>().wrapping_add(row * input.stride).cast_const();
-        let bytes = to.bytes.wrapping_add(row * to.stride);
-        let has_groups = to.num_scales * GROUP == to.stride;
-        let group = if has_groups { GROUP } else { to.stride };
-        for number in 0..to.num_scales {
-            let first = number * group;
-            let len = group.min(in_features - first);
-            let place = row * to.num_scales + number;
+        for group in 0..to.num_groups {
+            let place = row * to.num_groups + group;
             // SAFETY: the row has these numbers, and there is room for them.
             unsafe {
-                let (from, bytes) = (from.add(first), bytes.add(first));
-                let scale = scale_of::<I, E>(from, len);
+                let (from, bytes) = (from.add(group * GROUP), to.bytes.add(place * GROUP));
+                let scale = scale_of::<I, E>(from);
                 let mut total = 0_i32;
-                for start in (0..group).step_by(PANEL) {
-                    let len = len.saturating_sub(start).min(PANEL);
-                    let part =
-                        quantise::<I, E>(from.wrapping_add(start), len, scale, bytes.add(start));
-                    total = total.wrapping_add(part);
-                    if has_groups {
-                        let at = to.half_shifts.add(2 * place + start / PANEL);
-                        at.write(times(scale, part));
-                    }
+                for half in 0..2 {
+                    let start = half * PANEL;
+                    let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
+                    total += part;
+                    to.half_shifts.add(2 * place + half).write(times(scale, part));
                 }
                 to.scales.add(place).write(scale);
                 to.totals.add(place).write(total);
@@ -157,30 +138,22 @@ fn times(scale: f32, total: i32) -> f32 {
     scale * whole
 }
 
-/// Up to 16 numbers, then zeros.
+/// 16 numbers.
 #[inline(always)]
-unsafe fn load<I: Vectors, E: Element>(from: *const E, num: usize) -> [f32; PANEL] {
+unsafe fn load<I: Vectors, E: Element>(from: *const E) -> [f32; PANEL] {
     let mut numbers = [0.0_f32; PANEL];
     // SAFETY: the caller's promise.
-    unsafe {
-        if num >= PANEL {
-            I::store(E::load::<I>(from), numbers.as_mut_ptr());
-        } else {
-            for (index, number) in numbers.iter_mut().enumerate().take(num) {
-                *number = from.add(index).read().to_f32();
-            }
-        }
-    }
+    unsafe { I::store(E::load::<I>(from), numbers.as_mut_ptr()) };
     numbers
 }
 
-/// What `len` numbers are to be multiples of; NaN if one of them is not finite.
+/// What the numbers of a group are to be multiples of; NaN if one of them is not finite.
 #[inline(always)]
-unsafe fn scale_of<I: Vectors, E: Element>(from: *const E, len: usize) -> f32 {
+unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
     let (mut peaks, mut odd) = ([0.0_f32; PANEL], [0.0_f32; PANEL]);
-    for first in (0..len).step_by(PANEL) {
+    for first in (0..GROUP).step_by(PANEL) {
         // SAFETY: the caller's promise.
-        let numbers = unsafe { load::<I, E>(from.add(first), len - first) };
+        let numbers = unsafe { load::<I, E>(from.add(first)) };
         for lane in 0..PANEL {
             peaks[lane] = peaks[lane].max(numbers[lane].abs());
             odd[lane] += numbers[lane] * 0.0; // NaN where it is not finite
@@ -190,17 +163,12 @@ unsafe fn scale_of<I: Vectors, E: Element>(from: *const E, len: usize) -> f32 {
     peak / LARGEST + odd.into_iter().sum::<f32>()
 }
 
-/// Writes 16 bytes, of which the last stand for no number; returns their sum.
+/// Writes 16 bytes; returns their sum.
 #[inline(always)]
-unsafe fn quantise<I: Vectors, E: Element>(
-    from: *const E,
-    num: usize,
-    scale: f32,
-    to: *mut i8,
-) -> i32 {
+unsafe fn quantise<I: Vectors, E: Element>(from: *const E, scale: f32, to: *mut i8) -> i32 {
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     // SAFETY: the caller's promise.
-    let numbers = unsafe { load::<I, E>(from, num) };
+    let numbers = unsafe { load::<I, E>(from) };
     let (mut total, mut bytes) = (0_i32, [0_i8; PANEL]);
     for lane in 0..PANEL {
         let whole = (numbers[lane] * inverse).round_ties_even().clamp(-LARGEST, LARGEST);

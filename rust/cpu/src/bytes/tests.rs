@@ -7,18 +7,6 @@ use crate::lora::Adapters;
 use crate::number::{BFloat16, DType, Float16, Stored};
 use crate::team::{Execution, Sequential, Team};
 
-const FORMATS: [Format; 9] = [
-    Format::Int8,
-    Format::Q8_0,
-    Format::Q4_0,
-    Format::Q4_1,
-    Format::Q5_0,
-    Format::Q5_1,
-    Format::Q4K,
-    Format::Q5K,
-    Format::Q6K,
-];
-
 struct Random(u32);
 
 impl Random {
@@ -51,7 +39,6 @@ struct Layer {
     k: usize,
     n: usize,
     values: Vec<u8>,
-    scales: Vec<f32>,
     bias: Vec<f32>,
 }
 
@@ -66,19 +53,12 @@ fn panels_of(
     let size = format.panel_bytes(k);
     let mut values: Vec<u8> = (0..num_features.div_ceil(64) * size).map(|_| byte()).collect();
     let block = format.block();
-    if format.has_groups() {
-        for block_bytes in values.chunks_mut(format.panel_bytes(block.num_inputs)) {
-            for half in block_bytes[block.num_words() * 256..].chunks_mut(2) {
-                let bits = [Float16::from_f32(random.number() / 64.0)];
-                // SAFETY: a float16 is 16 bits.
-                let bits = unsafe { bits.as_ptr().cast::<[u8; 2]>().read() };
-                half.copy_from_slice(&bits);
-            }
-        }
-    }
-    for panel in values.chunks_mut(size).filter(|_| !k.is_multiple_of(4)) {
-        for quad in panel[k / 4 * 256..].chunks_mut(4) {
-            quad[k % 4..].fill(0);
+    for block_bytes in values.chunks_mut(format.panel_bytes(block.num_inputs)) {
+        for half in block_bytes[block.num_words() * 256..].chunks_mut(2) {
+            let bits = [Float16::from_f32(random.number() / 64.0)];
+            // SAFETY: a float16 is 16 bits.
+            let bits = unsafe { bits.as_ptr().cast::<[u8; 2]>().read() };
+            half.copy_from_slice(&bits);
         }
     }
     values
@@ -97,14 +77,12 @@ impl Layer {
             .flat_map(|section| panels_of(*section, k, &mut random, &mut byte))
             .collect();
         let n = sections.iter().map(|section| section.num_features).sum();
-        let mut numbers = |n| (0..n).map(|_| random.number() / 64.0).collect();
-        let has_groups = sections[0].format.has_groups();
-        let (scales, bias) = (numbers(if has_groups { 0 } else { n }), numbers(n));
-        Self { sections, k, n, values, scales, bias }
+        let bias = (0..n).map(|_| random.number() / 64.0).collect();
+        Self { sections, k, n, values, bias }
     }
 
     fn panels(&self) -> BytePanels<'_> {
-        BytePanels { sections: &self.sections, values: &self.values, scales: &self.scales }
+        BytePanels { sections: &self.sections, values: &self.values }
     }
 
     fn product<E: Stored>(
@@ -136,16 +114,15 @@ impl Layer {
     /// An output by the definition, and the sum of its terms' magnitudes.
     fn expected(&self, row: &[f32], feature: usize) -> (f64, f64) {
         let weights = self.panels().feature(self.k, feature);
-        let group = if self.panels().has_groups() { 32 } else { self.k };
         let bias = f64::from(self.bias[feature]);
         let (mut sum, mut magnitudes) = (bias, bias.abs());
-        for (number, inputs) in row.chunks(group).enumerate() {
+        for (number, inputs) in row.chunks(32).enumerate() {
             let peak = inputs.iter().fold(0.0_f32, |peak, input| peak.max(input.abs()));
             let scale = peak / 127.0;
             for (index, input) in inputs.iter().enumerate().filter(|_| peak > 0.0) {
                 let whole = (input * (1.0 / scale)).round_ties_even();
                 assert!(whole.abs() <= 127.0 && (whole * scale - input).abs() <= 0.501 * scale);
-                let weight = f64::from(weights[number * group + index]);
+                let weight = f64::from(weights[number * 32 + index]);
                 let term = f64::from(whole) * f64::from(scale) * weight;
                 (sum, magnitudes) = (sum + term, magnitudes + term.abs());
             }
@@ -180,9 +157,8 @@ fn random_rows(num_rows: usize, k: usize, seed: u32) -> Vec<f32> {
 
 #[test]
 fn products_are_those_of_the_formats_definitions() {
-    for format in FORMATS {
+    for format in Format::ALL {
         let depths: &[usize] = match format.block().num_inputs {
-            1 => &[1, 30, 32, 289, 576],
             32 => &[32, 288, 576],
             _ => &[256, 768],
         };
@@ -215,19 +191,17 @@ fn panels_of_one_product_may_have_several_formats() {
 #[test]
 fn sections_that_do_not_fit_are_refused() {
     let section = |format, num_features| Section { format, num_features };
-    let refusal = |sections: &[Section], lens: (usize, usize)| {
-        check(sections, 512, 128, lens).expect_err("a refusal").to_string()
+    let refusal = |sections: &[Section], num_bytes: usize| {
+        check(sections, 512, 128, num_bytes).expect_err("a refusal").to_string()
     };
     let (q4, q8) = (section(Format::Q4_0, 64), section(Format::Q8_0, 64));
     let num_bytes = 16 * 64 * (18 + 34);
-    assert_eq!(check(&[q4, q8], 512, 128, (num_bytes, 0)), Ok(()));
-    assert!(refusal(&[q4, q8], (num_bytes - 1, 0)).contains("must have 53248 bytes; got 53247"));
-    assert!(refusal(&[q4, q8], (num_bytes, 1)).contains("scales must have 0 numbers; got 1"));
+    assert_eq!(check(&[q4, q8], 512, 128, num_bytes), Ok(()));
+    assert!(refusal(&[q4, q8], num_bytes - 1).contains("must have 53248 bytes; got 53247"));
     for odd in [&[q4][..], &[], &[section(Format::Q4_0, 32), section(Format::Q8_0, 96)]] {
-        assert!(refusal(odd, (0, 0)).contains("sections must be 128 features"));
+        assert!(refusal(odd, 0).contains("sections must be 128 features"));
     }
-    assert!(refusal(&[q4, section(Format::Int8, 64)], (0, 0)).contains("Int8 alone"));
-    let refused = check(&[section(Format::Q6K, 128)], 288, 128, (0, 0)).expect_err("a refusal");
+    let refused = check(&[section(Format::Q6K, 128)], 288, 128, 0).expect_err("a refusal");
     assert!(refused.to_string().contains("in_features must be a multiple of 256 for Q6K"));
 }
 
@@ -250,7 +224,7 @@ fn rows_of_16_bits_are_quantised_as_their_numbers() {
 
 #[test]
 fn the_largest_products_do_not_overflow() {
-    for format in FORMATS {
+    for format in Format::ALL {
         for byte in [0xff, 0x7f, 0x81] {
             let layer = Layer::new(format, 512, 64, || byte);
             for sign in [1.0, -1.0] {
@@ -266,7 +240,7 @@ fn the_largest_products_do_not_overflow() {
 
 #[test]
 fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
-    for format in FORMATS {
+    for format in Format::ALL {
         let mut random = Random(17);
         let layer = Layer::new(format, 512, 192, || random.byte());
         let rows = random_rows(230, 512, 9);
@@ -288,7 +262,7 @@ fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
 
 #[test]
 fn a_number_that_is_not_finite_spoils_its_row_alone() {
-    for format in FORMATS {
+    for format in Format::ALL {
         let mut random = Random(19);
         let layer = Layer::new(format, 256, 64, || random.byte());
         for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -55,6 +55,8 @@ trait Kind {
     /// Inputs that share a scale of the weights.
     const INPUTS: usize;
     const HAS_MINIMA: bool;
+    /// Whether weights lie in the panel itself, which is read from memory meanwhile.
+    const IS_PANEL: bool;
     type Weights<I: Dots>: Copy;
 
     /// Where the sums of a row begin, whose bytes of the group add up to what `total` points at.
@@ -74,6 +76,7 @@ impl Kind for Signed {
     const QUADS: usize = 8;
     const INPUTS: usize = GROUP;
     const HAS_MINIMA: bool = false;
+    const IS_PANEL: bool = true;
     type Weights<I: Dots> = I::Signed;
 
     #[inline(always)]
@@ -111,6 +114,7 @@ impl<const QUADS: usize, const INPUTS: usize> Kind for Small<QUADS, INPUTS> {
     const QUADS: usize = QUADS;
     const INPUTS: usize = INPUTS;
     const HAS_MINIMA: bool = true;
+    const IS_PANEL: bool = false;
     type Weights<I: Dots> = I::Quads;
 
     #[inline(always)]
@@ -163,7 +167,27 @@ macro_rules! for_rows {
     }};
 }
 
-/// Sums of some rows with a panel, `[rows][64]`.
+/// Some of the rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) rows: &'a ByteRows,
+    pub(crate) first: usize,
+    pub(crate) num: usize,
+}
+
+impl Part<'_> {
+    #[inline(always)]
+    fn bytes(&self, row: usize, input: usize) -> *const i8 {
+        self.rows.bytes.wrapping_add(self.place(row, 0) * GROUP + input)
+    }
+
+    #[inline(always)]
+    fn place(&self, row: usize, group: usize) -> usize {
+        (self.first + row) * self.rows.num_groups + group
+    }
+}
+
+/// Sums of some rows with a panel, `[rows][64]`: whole sums of a group, float32 from group to group.
 ///
 /// # Safety
 /// The CPU has the instructions; panel and rows exist; there is room for the sums.
@@ -176,116 +200,7 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
     sums: *mut f32,
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
-    let from = weights.values.as_ptr().wrapping_add(bytes.start);
-    // SAFETY: the caller's promise.
-    unsafe {
-        match format {
-            Format::Int8 => sum_features::<I>(from, in_features, weights.scales, panel, rows, sums),
-            _ => sum_groups::<I>(format, from, in_features, rows, sums),
-        }
-    }
-}
-
-/// Some of the rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Part<'a> {
-    pub(crate) rows: &'a ByteRows,
-    pub(crate) first: usize,
-    pub(crate) num: usize,
-}
-
-impl Part<'_> {
-    #[inline(always)]
-    fn bytes(&self, row: usize, input: usize) -> *const i8 {
-        self.rows.bytes.wrapping_add((self.first + row) * self.rows.stride + input)
-    }
-
-    #[inline(always)]
-    fn place(&self, row: usize, group: usize) -> usize {
-        (self.first + row) * self.rows.num_scales + group
-    }
-}
-
-/// A scale a feature: whole sums over all inputs.
-#[inline(always)]
-unsafe fn sum_features<I: Dots>(
-    panel: *const u8,
-    in_features: usize,
-    scales: &[f32],
-    number: usize,
-    rows: Part<'_>,
-    sums: *mut f32,
-) {
-    let mut padded = [0.0_f32; PANEL_FEATURES];
-    for (to, from) in padded.iter_mut().zip(&scales[number * PANEL_FEATURES..]) {
-        *to = *from;
-    }
-    for first in (0..PANEL_FEATURES).step_by(PANEL) {
-        let from = panel.wrapping_add(4 * first);
-        let (scales, num_quads) = (padded.as_ptr().wrapping_add(first), in_features.div_ceil(4));
-        // SAFETY: the caller's promise.
-        unsafe {
-            for_rows!(
-                rows.num,
-                I::DOT_ROWS,
-                row,
-                features_tile<I>,
-                from,
-                num_quads,
-                scales,
-                rows,
-                row,
-                sums.wrapping_add(row * PANEL_FEATURES + first)
-            );
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn features_tile<I: Dots, const R: usize>(
-    mut from: *const u8,
-    num_quads: usize,
-    scales: *const f32,
-    rows: Part<'_>,
-    first_row: usize,
-    result: *mut f32,
-) {
-    // SAFETY: the promise of `sum_panel`.
-    unsafe {
-        let mut sums = [I::no_sums(); R];
-        let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, 0));
-        for row in 0..R {
-            sums[row] = I::start_signed(*rows.rows.totals.add(rows.place(first_row + row, 0)));
-        }
-        for quad in 0..num_quads {
-            let weights = I::load_signed(from);
-            if R <= 4 {
-                I::prefetch(from.wrapping_add(8 * 1024).cast());
-            }
-            for row in 0..R {
-                sums[row] =
-                    I::dot_signed(sums[row], I::broadcast(bytes[row].add(4 * quad)), weights);
-            }
-            from = from.wrapping_add(QUADS);
-        }
-        let scales = I::load(scales);
-        for row in 0..R {
-            let scale = I::splat(*rows.rows.scales.add(rows.place(first_row + row, 0)));
-            let sum = I::mul(I::to_floats(sums[row]), scale);
-            I::store(I::mul(sum, scales), result.wrapping_add(row * PANEL_FEATURES));
-        }
-    }
-}
-
-/// Scales for groups of inputs: whole sums of a group, float32 from group to group.
-#[inline(always)]
-unsafe fn sum_groups<I: Dots>(
-    format: Format,
-    panel: *const u8,
-    in_features: usize,
-    rows: Part<'_>,
-    sums: *mut f32,
-) {
+    let panel = weights.values.as_ptr().wrapping_add(bytes.start);
     let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
     unsafe {
@@ -299,7 +214,7 @@ unsafe fn sum_groups<I: Dots>(
             let groups = opened.fill::<I>(format, from, num);
             let inputs = (first, num);
             match format {
-                Format::Int8 | Format::Q8_0 => add_groups::<I, Signed>(groups, inputs, rows, sums),
+                Format::Q8_0 => add_groups::<I, Signed>(groups, inputs, rows, sums),
                 Format::Q4_0 | Format::Q4_1 | Format::Q4K => {
                     add_groups::<I, Small<8, 32>>(groups, inputs, rows, sums);
                 }
@@ -355,6 +270,9 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize>(
             }
             for quad in 0..K::INPUTS / 4 {
                 let weights = K::load::<I>(from);
+                if K::IS_PANEL && R <= 4 {
+                    I::prefetch(from.wrapping_add(8 * 1024).cast());
+                }
                 for row in 0..R {
                     let four = I::broadcast(bytes[row].add(input + 4 * quad));
                     sums[row] = K::dot::<I>(sums[row], four, weights);

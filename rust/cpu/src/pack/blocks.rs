@@ -1,33 +1,39 @@
-//! Panels of the blocks of a file, whose bits are kept.
+//! Panels of blocks: those of a file, whose bits are kept, or `Q8_0` blocks of other numbers.
 
 use std::sync::atomic::Ordering;
 
 use super::fetch::Fetched;
-use super::{Packing, Target};
+use super::{CHUNK, CHUNK_STRIDE, Packing, Target};
 use crate::bytes::{self, Format};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{Float16, Stored};
+use crate::storage::{Q8_0_WEIGHTS, write_q8_0};
 
 impl Packing<'_> {
-    /// Refuses rows that are not stored as the panels keep them.
+    /// Refuses rows that are not stored as the panels keep them, and that do not become `Q8_0`.
     pub(super) fn check_blocks(&self) -> Result<()> {
         let Target::Bytes { sections, .. } = self.target else { return Ok(()) };
         for panel in 0..self.num_panels() {
             let (format, _) = bytes::panel_at(sections, self.in_features, panel);
-            let Some(storage) = format.storage() else { continue };
-            for feature in 0..PANEL_FEATURES {
-                let Some((index, _)) = self.source(panel, feature) else { continue };
-                let found = self.parts[index].storage;
-                if found != storage {
-                    return Err(Error(format!(
-                        "rows[{index}] must be stored as {storage:?} for panels of {format:?}; \
-                         got {found:?}"
-                    )));
-                }
+            if let Some(index) = self.other_storage(panel, format)
+                && format != Format::Q8_0
+            {
+                return Err(Error(format!(
+                    "rows[{index}] must be stored as {format:?} for panels of {format:?}; got {:?}",
+                    self.parts[index].storage
+                )));
             }
         }
         Ok(())
+    }
+
+    /// The first part of a panel that is not stored in its format.
+    pub(super) fn other_storage(&self, panel: usize, format: Format) -> Option<usize> {
+        (0..PANEL_FEATURES)
+            .filter_map(|feature| self.source(panel, feature))
+            .map(|(index, _)| index)
+            .find(|index| self.parts[*index].storage != format.storage())
     }
 
     /// Lays the blocks of a panel's features side by side, word by word.
@@ -60,6 +66,36 @@ impl Packing<'_> {
                 }
             }
             to = to.wrapping_add(PANEL_FEATURES * block.num_bytes());
+        }
+    }
+
+    /// Writes a panel of `Q8_0` blocks of numbers rounded to `E`.
+    ///
+    /// # Safety
+    /// That of `write_blocks`.
+    pub(super) unsafe fn write_q8_0<E: Stored>(
+        &self,
+        panel: usize,
+        fetched: &Fetched<'_>,
+        rows: &mut [f32],
+        mut to: *mut u8,
+    ) {
+        for first in (0..self.in_features).step_by(CHUNK) {
+            let len = self.read::<E>(panel, fetched, first, rows, true);
+            for number in 0..len / Q8_0_WEIGHTS {
+                for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
+                    let Some((index, _)) = self.source(panel, feature) else { continue };
+                    let numbers = &row.as_chunks().0[number];
+                    let stored = write_q8_0(numbers);
+                    // SAFETY: the caller's promise: the panel has this block of each feature.
+                    unsafe { write_block(Format::Q8_0, &stored, feature, to) };
+                    // Numbers that are not finite were counted; others have too large a scale.
+                    if !half_at(&stored, 0).is_finite() && numbers.iter().all(|n| n.is_finite()) {
+                        self.odd[index].fetch_add(Q8_0_WEIGHTS, Ordering::Relaxed);
+                    }
+                }
+                to = to.wrapping_add(PANEL_FEATURES * Format::Q8_0.block().num_bytes());
+            }
         }
     }
 }

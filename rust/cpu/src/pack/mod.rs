@@ -8,7 +8,7 @@
 //!
 //! 1. Panels are those that the same numbers make when they are first rounded to the dtype and then
 //!    packed; int8 weights are the nearest multiples, ties to even, of a 127th of a feature's
-//!    largest.
+//!    largest.  Rows of another storage become `Q8_0` blocks as the `gguf` package makes them.
 //! 2. Each panel is written by one thread; features beyond the rows are zero.
 //! 3. Files are read, not mapped: one that becomes shorter meanwhile is an error, not a signal.
 //!
@@ -27,7 +27,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::bytes::{self, Format, Section};
+use crate::bytes::{self, Section};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
@@ -66,14 +66,12 @@ pub enum PanelsMut<'a> {
         /// `[N]`.
         scales: &'a mut [f32],
     },
-    /// What products of bytes take: blocks of the file, or bytes with a scale a feature.
+    /// Blocks of the file, which products of bytes take.
     Bytes {
-        /// The formats; one with groups is that of the rows.
+        /// The formats: those of the rows, or `Q8_0`, which rows of any storage become.
         sections: &'a [Section],
         /// The panels.
         values: &'a mut [u8],
-        /// `[N]` without groups, else empty.
-        scales: &'a mut [f32],
     },
 }
 
@@ -187,8 +185,8 @@ fn check_panels(
     let (found, expected) = match panels {
         PanelsMut::Units(units) => (units.len(), size / unit),
         PanelsMut::Int8 { values, .. } => (values.len(), size),
-        PanelsMut::Bytes { sections, values, scales } => {
-            return bytes::check(sections, in_features, num_rows, (values.len(), scales.len()));
+        PanelsMut::Bytes { sections, values } => {
+            return bytes::check(sections, in_features, num_rows, values.len());
         }
     };
     if found != expected {
@@ -208,7 +206,7 @@ fn check_panels(
 enum Target<'a> {
     Units(*mut u32),
     Int8 { values: *mut i8, scales: *mut f32 },
-    Bytes { sections: &'a [Section], values: *mut u8, scales: *mut f32 },
+    Bytes { sections: &'a [Section], values: *mut u8 },
 }
 
 /// A checked layer.
@@ -259,9 +257,8 @@ impl<'a> Packing<'a> {
             PanelsMut::Int8 { values, scales } => {
                 Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
             }
-            PanelsMut::Bytes { sections, values, scales } => {
-                let (values, scales) = (values.as_mut_ptr(), scales.as_mut_ptr());
-                Target::Bytes { sections, values, scales }
+            PanelsMut::Bytes { sections, values } => {
+                Target::Bytes { sections, values: values.as_mut_ptr() }
             }
         };
         let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -321,18 +318,15 @@ impl<'a> Packing<'a> {
                 Target::Units(units) => self.write_units::<E>(panel, fetched, rows, units),
                 Target::Int8 { values, scales } => {
                     let values = values.add(panel * self.in_features * PANEL_FEATURES);
-                    let place = |k: usize, feature: usize| k * PANEL_FEATURES + feature;
-                    self.write_int8::<E>(panel, fetched, rows, (values, place), scales);
+                    self.write_int8::<E>(panel, fetched, rows, values, scales);
                 }
-                Target::Bytes { sections, values, scales } => {
+                Target::Bytes { sections, values } => {
                     let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
                     let values = values.add(bytes.start);
-                    if format.has_groups() {
+                    if self.other_storage(panel, format).is_none() {
                         self.write_blocks(panel, fetched, format, values);
                     } else {
-                        values.write_bytes(0, bytes.len()); // past the inputs they are zero
-                        let place = |k: usize, feature: usize| Format::byte_of(feature, k);
-                        self.write_int8::<E>(panel, fetched, rows, (values.cast(), place), scales);
+                        self.write_q8_0::<E>(panel, fetched, rows, values);
                     }
                 }
             }
@@ -363,7 +357,7 @@ impl<'a> Packing<'a> {
         panel: usize,
         fetched: &Fetched<'_>,
         rows: &mut [f32],
-        (values, place): (*mut i8, impl Fn(usize, usize) -> usize),
+        values: *mut i8,
         scales: *mut f32,
     ) {
         let mut steps = [0.0_f32; PANEL_FEATURES];
@@ -391,7 +385,7 @@ impl<'a> Packing<'a> {
                     let whole = (number / steps[feature]).round_ties_even();
                     let whole = whole.clamp(-LARGEST_INT8, LARGEST_INT8);
                     #[expect(clippy::cast_possible_truncation, reason = "a whole number")]
-                    values.add(place(first + k, feature)).write(whole as i8);
+                    values.add((first + k) * PANEL_FEATURES + feature).write(whole as i8);
                 });
             }
         }

@@ -4,7 +4,7 @@ use std::fs::{File, remove_file};
 use std::io::Write;
 
 use super::*;
-use crate::bytes::BytePanels;
+use crate::bytes::{BytePanels, Format};
 use crate::isa::InstructionSet;
 use crate::team::Sequential;
 
@@ -258,7 +258,7 @@ impl BlockFile {
     const DEPTH: usize = 256;
 
     fn new(format: Format) -> Self {
-        let storage = format.storage().expect("a format with blocks");
+        let storage = format.storage();
         let mut state = 9_u32;
         let mut bytes: Vec<u8> = (0..128 * storage.row_bytes(Self::DEPTH))
             .map(|_| {
@@ -287,7 +287,7 @@ impl BlockFile {
         let num_features: usize = parts.iter().map(|part| part.num_rows).sum();
         let mut values = vec![0; num_features.div_ceil(64) * self.format.panel_bytes(Self::DEPTH)];
         let sections = [Section { format: self.format, num_features }];
-        let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: &mut [] };
+        let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
         let odd = packed(parts, Self::DEPTH, DType::Float32, is_gated, panels);
         (odd.expect("correct rows"), values)
     }
@@ -299,7 +299,7 @@ impl BlockFile {
         self.storage.read(&self.bytes[row * row_bytes..][..row_bytes], &mut numbers);
         let num_features = values.len() / self.format.panel_bytes(Self::DEPTH) * PANEL_FEATURES;
         let sections = [Section { format: self.format, num_features }];
-        let panels = BytePanels { sections: &sections, values, scales: &[] };
+        let panels = BytePanels { sections: &sections, values };
         let found = panels.feature(Self::DEPTH, feature);
         let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect();
         let (found, expected): (Vec<u32>, Vec<u32>) = (bits(&found), bits(&numbers));
@@ -307,20 +307,9 @@ impl BlockFile {
     }
 }
 
-const BLOCK_FORMATS: [Format; 8] = [
-    Format::Q8_0,
-    Format::Q4_0,
-    Format::Q4_1,
-    Format::Q5_0,
-    Format::Q5_1,
-    Format::Q4K,
-    Format::Q5K,
-    Format::Q6K,
-];
-
 #[test]
 fn blocks_keep_their_numbers() {
-    for format in BLOCK_FORMATS {
+    for format in Format::ALL {
         let blocks = BlockFile::new(format);
         assert_eq!(format.block().num_bytes(), blocks.storage.block().1);
         let file = blocks.file();
@@ -342,7 +331,7 @@ fn blocks_keep_their_numbers() {
 
 #[test]
 fn weights_of_a_scale_that_is_not_finite_are_counted() {
-    for format in BLOCK_FORMATS {
+    for format in Format::ALL {
         let mut blocks = BlockFile::new(format);
         let scale = format.block().halves[0];
         (blocks.bytes[scale], blocks.bytes[scale + 1]) = (0, 0x7c);
@@ -359,7 +348,7 @@ fn blocks_of_another_format_are_refused() {
     let rows = Rows { storage: Storage::Q4_1, ..blocks.rows(&file, 0, 32) };
     let sections = [Section { format: Format::Q4_0, num_features: 32 }];
     let mut values = vec![0; Format::Q4_0.panel_bytes(256)];
-    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: &mut [] };
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
     let Err(PackError::Arguments(error)) = packed(&[rows], 256, DType::Float32, false, panels)
     else {
         panic!("no refusal");
@@ -368,28 +357,60 @@ fn blocks_of_another_format_are_refused() {
     assert!(text.contains("must be stored as Q4_0 for panels of Q4_0; got Q4_1"), "{text}");
 }
 
+/// Panels of `Q8_0`, and how many weights of each part are not finite.
+fn in_q8_0(parts: &[Rows<'_>], depth: usize, dtype: DType) -> (Vec<usize>, Vec<Section>, Vec<u8>) {
+    let num_features: usize = parts.iter().map(|part| part.num_rows).sum();
+    let sections = vec![Section { format: Format::Q8_0, num_features }];
+    let mut values = vec![7; num_features.div_ceil(64) * Format::Q8_0.panel_bytes(depth)];
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
+    let odd = packed(parts, depth, dtype, false, panels).expect("correct rows");
+    (odd, sections, values)
+}
+
 #[test]
-fn bytes_with_a_scale_are_those_of_int8_weights() {
-    let depth = 30; // no whole quads
-    let all = numbers(70 * depth, 13);
-    let file = file_of(&all);
-    let (mut values, mut scales) = (vec![7; 2 * PANEL_FEATURES * depth], vec![7.0; 70]);
-    let panels = PanelsMut::Int8 { values: &mut values, scales: &mut scales };
-    let rows = rows_of(&file, &all, depth);
-    packed(&[rows], depth, DType::BFloat16, false, panels).expect("correct rows");
-    let sections = [Section { format: Format::Int8, num_features: 70 }];
-    let size = Format::Int8.panel_bytes(depth);
-    let (mut bytes, mut steps) = (vec![7_u8; 2 * size], vec![7.0; 70]);
-    let panels = PanelsMut::Bytes { sections: &sections, values: &mut bytes, scales: &mut steps };
-    packed(&[rows], depth, DType::BFloat16, false, panels).expect("correct rows");
-    assert_eq!(scales, steps);
-    for feature in 0..128 {
-        let (panel, lane) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES);
-        for k in 0..32 {
-            let expected =
-                if k < depth { values[(panel * depth + k) * PANEL_FEATURES + lane] } else { 0 };
-            let found = bytes[panel * size + Format::byte_of(lane, k)].cast_signed();
-            assert_eq!(found, expected);
+fn other_weights_become_multiples_of_a_scale_for_32_of_them() {
+    let depth = 288; // more than a chunk
+    let mut all = numbers(70 * depth, 13);
+    all[3 * depth..4 * depth].fill(0.0);
+    let (file, blocks) = (file_of(&all), BlockFile::new(Format::Q4_1));
+    for dtype in DTYPES {
+        let (odd, sections, values) = in_q8_0(&[rows_of(&file, &all, depth)], depth, dtype);
+        assert_eq!(odd, [0]);
+        let panels = BytePanels { sections: &sections, values: &values };
+        for (feature, row) in all.chunks(depth).enumerate() {
+            let found = panels.feature(depth, feature);
+            for (found, row) in found.chunks(32).zip(row.chunks(32)) {
+                let row: Vec<f32> = row.iter().map(|number| rounded(*number, dtype)).collect();
+                let peak = row.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
+                for (found, number) in found.iter().zip(row) {
+                    // Half a scale, and a float16's rounding of 127 of them.
+                    assert!((found - number).abs() <= peak * (0.5 / 127.0 + 1.0 / 2048.0));
+                }
+            }
         }
     }
+    let file = blocks.file();
+    let parts = [blocks.rows(&file, 0, 64)];
+    let (_, sections, values) = in_q8_0(&parts, BlockFile::DEPTH, DType::Float32);
+    let panels = BytePanels { sections: &sections, values: &values };
+    let row_bytes = blocks.storage.row_bytes(BlockFile::DEPTH);
+    let mut numbers = vec![0.0; BlockFile::DEPTH];
+    blocks.storage.read(&blocks.bytes[5 * row_bytes..][..row_bytes], &mut numbers);
+    let peak = numbers.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
+    for (found, number) in panels.feature(BlockFile::DEPTH, 5).iter().zip(numbers) {
+        assert!((found - number).abs() <= 0.005 * peak);
+    }
+}
+
+#[test]
+fn weights_beyond_the_largest_scale_are_counted() {
+    let mut all = numbers(2 * 64, 14);
+    (all[5], all[70]) = (1e7, f32::NAN);
+    let file = file_of(&all);
+    let rows = [0, 1].map(|row| Rows {
+        offset: (OFFSET + row * 4 * 64) as u64,
+        num_rows: 1,
+        ..rows_of(&file, &all, 64)
+    });
+    assert_eq!(in_q8_0(&rows, 64, DType::Float32).0, [32, 1]);
 }

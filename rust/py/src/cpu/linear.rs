@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use numpy::{PyArray1, PyArrayMethods};
+use pagedserve_core::error::Error;
 use pagedserve_cpu::DType;
 use pagedserve_cpu::bytes::{BytePanels, Format, Section};
 use pagedserve_cpu::embedding::gather;
@@ -12,14 +13,13 @@ use pyo3::prelude::*;
 use crate::arrays::{checked, numbers, readonly};
 use crate::cpu::lora::{AdapterRows, AdapterSlots, Held, RowArrays, SliceArrays};
 use crate::cpu::{choice, dtype_of, on_threads, size};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, to_py};
 use crate::gateway::Work;
 
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-const FORMATS: [(&str, Format); 9] = [
-    ("int8", Format::Int8),
+const FORMATS: [(&str, Format); 8] = [
     ("Q8_0", Format::Q8_0),
     ("Q4_0", Format::Q4_0),
     ("Q4_1", Format::Q4_1),
@@ -33,8 +33,12 @@ const FORMATS: [(&str, Format); 9] = [
 /// Format and number of features.
 pub(crate) type SectionAt = (String, i64);
 
-/// Looks the formats of sections up.
-pub(crate) fn sections_of(given: &[SectionAt]) -> PyResult<Vec<Section>> {
+/// Looks up the formats of sections, which have no scales beside their panels.
+pub(crate) fn sections_of(given: &[SectionAt], has_scales: bool) -> PyResult<Vec<Section>> {
+    if has_scales {
+        let message = "scales are those of int8 panels; sections hold theirs";
+        return Err(to_py(&Error::Arrays(message.to_owned())));
+    }
     let section = |(format, num_features): &SectionAt| {
         Ok(Section {
             format: choice("the format of a section", format, &FORMATS)?,
@@ -48,7 +52,7 @@ pub(crate) fn sections_of(given: &[SectionAt]) -> PyResult<Vec<Section>> {
 enum PanelArray {
     Units(Py<PyArray1<u32>>),
     Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
-    Bytes { sections: Vec<Section>, values: Py<PyArray1<u8>>, scales: Vec<f32> },
+    Bytes { sections: Vec<Section>, values: Py<PyArray1<u8>> },
 }
 
 /// Weights of a linear layer of K to N features, packed for the kernels.
@@ -62,12 +66,12 @@ enum PanelArray {
 ///     dtype: Type of the rows, and of weights that are not quantised.
 ///     in_features: Number of input features K.
 ///     out_features: Number of output features N.
-///     scales: Scales of int8 panels, and of a section "int8", float32 ``[N]``.
+///     scales: Scales of int8 panels, float32 ``[N]``.
 ///     bias: Bias, float32 ``[N]``.
 ///     gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
 ///     sections: Panels whose products are those of bytes: format and number of features of each
-///         section, "int8" or a block type of GGUF such as "Q4_K"; all but the last are multiples
-///         of 64 features.
+///         section, a block type of GGUF such as "Q4_K"; all but the last are multiples of 64
+///         features.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -93,9 +97,9 @@ impl PackedWeights {
                 PanelArray::Int8 { values, scales } => {
                     Panels::Int8 { values: values.bind(py).as_slice()?, scales }
                 }
-                PanelArray::Bytes { sections, values, scales } => {
+                PanelArray::Bytes { sections, values } => {
                     let values = values.bind(py).as_slice()?;
-                    Panels::Bytes(BytePanels { sections, values, scales })
+                    Panels::Bytes(BytePanels { sections, values })
                 }
             }
         };
@@ -145,9 +149,8 @@ impl PackedWeights {
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
             panels: match (sections, scales) {
                 (Some(sections), scales) => PanelArray::Bytes {
-                    sections: sections_of(&sections)?,
+                    sections: sections_of(&sections, scales.is_some())?,
                     values: checked::<u8>(panels, "panels")?.unbind(),
-                    scales: scales.unwrap_or_default(),
                 },
                 (None, Some(scales)) => {
                     PanelArray::Int8 { values: checked::<i8>(panels, "panels")?.unbind(), scales }
@@ -179,7 +182,7 @@ impl PackedWeights {
         Ok(match self.weights(py)?.panels {
             Panels::Units(units) => size_of_val(units),
             Panels::Int8 { values, scales } => size_of_val(values) + size_of_val(scales),
-            Panels::Bytes(panels) => size_of_val(panels.values) + size_of_val(panels.scales),
+            Panels::Bytes(panels) => size_of_val(panels.values),
         })
     }
 

@@ -55,7 +55,8 @@ type LayerAt<'py> =
 ///         Whether the first of two parts is the gate of the second: they alternate in the panels,
 ///         32 features each.
 ///         Scales of int8 panels, float32 ``[N]``, written; None for other panels.
-///         Sections as for `PackedWeights`; blocks must be those of the rows.  None for numbers.
+///         Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
+///         storage become.  None for numbers.
 ///     dtype: Type that weights are rounded to.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
@@ -97,15 +98,8 @@ pub(crate) fn pack_layers(
 /// Panels of a layer, borrowed for writing.
 enum Panels<'py> {
     Units(PyReadwriteArray1<'py, u32>),
-    Int8 {
-        values: PyReadwriteArray1<'py, i8>,
-        scales: PyReadwriteArray1<'py, f32>,
-    },
-    Bytes {
-        sections: Vec<Section>,
-        values: PyReadwriteArray1<'py, u8>,
-        scales: Option<PyReadwriteArray1<'py, f32>>,
-    },
+    Int8 { values: PyReadwriteArray1<'py, i8>, scales: PyReadwriteArray1<'py, f32> },
+    Bytes { sections: Vec<Section>, values: PyReadwriteArray1<'py, u8> },
 }
 
 /// Arguments of a layer.
@@ -133,9 +127,8 @@ impl<'py> Taken<'py> {
             .transpose()?;
         let panels = match (sections, scales) {
             (Some(sections), scales) => Panels::Bytes {
-                sections: sections_of(&sections)?,
+                sections: sections_of(&sections, scales.is_some())?,
                 values: readwrite(&checked::<u8>(&panels, "panels")?, "panels")?,
-                scales,
             },
             (None, Some(scales)) => {
                 let values = readwrite(&checked::<i8>(&panels, "panels")?, "panels")?;
@@ -160,14 +153,9 @@ impl<'py> Taken<'py> {
             Panels::Int8 { values, scales } => {
                 PanelsMut::Int8 { values: values.as_slice_mut()?, scales: scales.as_slice_mut()? }
             }
-            Panels::Bytes { sections, values, scales } => PanelsMut::Bytes {
-                sections,
-                values: values.as_slice_mut()?,
-                scales: match scales {
-                    Some(scales) => scales.as_slice_mut()?,
-                    None => &mut [],
-                },
-            },
+            Panels::Bytes { sections, values } => {
+                PanelsMut::Bytes { sections, values: values.as_slice_mut()? }
+            }
         };
         let parts = self.parts.iter().map(Part::rows).collect();
         Ok(Layer { parts, in_features: self.in_features, is_gated: self.is_gated, panels })
