@@ -55,7 +55,7 @@ trait Kind {
     /// Inputs that share a scale of the weights.
     const INPUTS: usize;
     const HAS_MINIMA: bool;
-    /// Whether weights lie in the panel itself, which is read from memory meanwhile.
+    /// Whether weights lie in the panel itself: the first rows read it from memory.
     const IS_PANEL: bool;
     type Weights<I: Dots>: Copy;
 
@@ -259,6 +259,7 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize>(
         // Of each row the first of its groups here.
         let places: [usize; R] =
             std::array::from_fn(|row| rows.place(first_row + row, first / GROUP));
+        let reads_memory = K::IS_PANEL && first_row == 0 && rows.num > 1;
         for input in (0..num).step_by(K::INPUTS) {
             let mut from = groups
                 .quads
@@ -270,7 +271,7 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize>(
             }
             for quad in 0..K::INPUTS / 4 {
                 let weights = K::load::<I>(from);
-                if K::IS_PANEL && R <= 4 {
+                if reads_memory {
                     I::prefetch(from.wrapping_add(8 * 1024).cast());
                 }
                 for row in 0..R {
