@@ -25,6 +25,7 @@ GIVEN = json.dumps(ARGUMENTS, ensure_ascii=False)
 # One call, as each family writes it.
 TEXTS = {
     "hermes": f"<tool_call>\n{OBJECT}\n</tool_call>",
+    "generic": f"<tool_call>\n{OBJECT}\n</tool_call>",
     "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
     "mistral": f"[TOOL_CALLS][{OBJECT}]",
     "granite": f"<|tool_call|>[{OBJECT}]",
@@ -376,8 +377,9 @@ def test_thoughts_end_at_the_first_tag_and_begin_once() -> None:
         ("<|python_tag|>", "llama3_json"),
         ("<｜tool▁calls▁begin｜> ```json", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
-        ("plain", None),
-        (None, None),
+        ("{% if tools %}{{ tools }}{% endif %}", None),
+        ("plain", "generic"),
+        (None, "generic"),
     ],
 )
 def test_the_chat_template_says_how_calls_are_written(text: str | None, name: str | None) -> None:

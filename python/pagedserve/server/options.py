@@ -189,6 +189,13 @@ class ServerArgs:
         concern="chat and tool calls",
         unset="found from the chat template",
     )
+    generic_tool_calls: bool = option(
+        True,
+        checks.flag,
+        "Describe tools in the system message, and hold calls to their schemas by a grammar, if "
+        "the chat template shows no tools; such requests are refused otherwise.",
+        concern="chat and tool calls",
+    )
     reasoning_parser: str | None = option(
         None,
         checks.choice((*REASONING_FORMATS, None)),

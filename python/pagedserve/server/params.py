@@ -10,7 +10,8 @@ from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
-from pagedserve.server.tools import check_text_of_tools, forced_by_choice
+from pagedserve.server.tool_formats import ToolFormat
+from pagedserve.server.tools import check_text_of_tools, forced_by_choice, held_by_format
 
 # Parameters that a model's generation_config may set, if the body does not.
 _RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]
@@ -50,13 +51,18 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
 
 
 def chat_params(
-    body: ChatBody, default: SamplingParams, *, shows_tags: bool = False
+    body: ChatBody,
+    default: SamplingParams,
+    *,
+    tools: ToolFormat | None = None,
+    shows_tags: bool = False,
 ) -> SamplingParams:
     """Build the sampling parameters of a chat completion.
 
     Args:
         body: The request.
         default: Default sampling parameters of the model.
+        tools: Tool call format; None if it is unknown.
         shows_tags: Whether to keep special tokens, if the request does not set it.
 
     Raises:
@@ -86,6 +92,8 @@ def chat_params(
             )
         given["structured_outputs"] = forced
     check_text_of_tools(body, given["structured_outputs"])
+    if given["structured_outputs"] is None:
+        given["structured_outputs"] = held_by_format(body, tools)
     return SamplingParams.from_optional(**given)
 
 

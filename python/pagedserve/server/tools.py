@@ -9,6 +9,7 @@ from pagedserve.sampling_params.structured_outputs import StructuredOutputsParam
 from pagedserve.server.bounds import check_schema
 from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.forced_calls import ForcedCalls
+from pagedserve.server.generic_tools import grammar_of_calls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import Parts, TagStream
 from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
@@ -78,6 +79,29 @@ def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     return None
 
 
+def held_by_format(body: ChatBody, known: ToolFormat | None) -> StructuredOutputsParams | None:
+    """Structured outputs of calls that the model chooses in the generic format.
+
+    Args:
+        body: The request.
+        known: Tool call format; None if it is unknown.
+
+    Raises:
+        RequestError: The schemas cannot be enforced.
+    """
+    if known is None or not known.is_generic or not is_chosen_by_model(body):
+        return None
+    schemas = schemas_of(body)
+    check_schema("tools", schemas, body.num_bytes)
+    grammar = grammar_of_calls(schemas, several=body.parallel_tool_calls)
+    return StructuredOutputsParams(grammar=grammar, given_as="tools")
+
+
+def is_chosen_by_model(body: ChatBody) -> bool:
+    """Whether the model decides if it calls a tool."""
+    return bool(body.usable_tools) and body.tool_choice in (None, "auto")
+
+
 def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
     """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
 
@@ -86,8 +110,7 @@ def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) ->
     Raises:
         RequestError: Tools and JSON are given.
     """
-    is_free = bool(body.usable_tools) and body.tool_choice in (None, "auto")
-    if is_free and text is not None and text.kind == "json":
+    if is_chosen_by_model(body) and text is not None and text.kind == "json":
         raise RequestError(
             f"{text.named} is given with tools that the model may choose, and a text that must be "
             "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
