@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from pagedserve import RequestError
+from pagedserve.server.bounds import MAX_DEPTH
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tool_schemas import schema_of_calls
 from pagedserve.server.tools import check_tools, forced_by_choice
@@ -201,15 +202,19 @@ def test_two_schemas_of_one_id_are_refused() -> None:
     assert refusal.value.param == "tools"
 
 
-def test_parameters_that_are_nested_too_deeply_are_refused() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(5000):
+@pytest.mark.parametrize("num_levels", [MAX_DEPTH - 1, MAX_DEPTH, 5000])
+def test_parameters_that_are_nested_too_deeply_are_refused(num_levels: int) -> None:
+    deep: Any = {}
+    for _ in range(num_levels - 1):
         deep = {"items": deep}
-    given = body({"type": "object"})
+    given = body({"type": "object"})  # whose schemas are in a mapping by name
     assert given.tools is not None
-    given.tools[0].function.parameters = {"type": "object", "properties": {"a": deep}}
-    with pytest.raises(RequestError, match="nested too deeply"):
-        forced_by_choice(given)
+    given.tools[0].function.parameters = deep
+    if num_levels < MAX_DEPTH:
+        assert forced_by_choice(given) is not None
+    else:
+        with pytest.raises(RequestError, match=f"tools is nested deeper than {MAX_DEPTH} lists"):
+            forced_by_choice(given)
 
 
 @pytest.mark.parametrize("choice", ["required", "auto", None])

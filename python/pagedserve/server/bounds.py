@@ -7,7 +7,7 @@ fields before it is validated.  docs/limits.md lists ``BOUNDS``; other fields ha
 Costs: some 100 ns per field; for lists and mappings with bounds on elements, as much per element.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -248,7 +248,7 @@ def _is_text(part: Any) -> bool:
 
 
 def check_schema(name: str, schema: Any, num_bytes: int) -> None:
-    """Refuse a schema whose text would be too long, before it is written.
+    """Refuse a schema that is nested too deeply, or whose text would be too long to write.
 
     Args:
         name: Field of the request.
@@ -256,13 +256,33 @@ def check_schema(name: str, schema: Any, num_bytes: int) -> None:
         num_bytes: Bytes of the body; a small one takes no time to write.
 
     Raises:
-        RequestError: It has more than ``MAX_CHARS`` characters.
+        RequestError: It has more than ``MAX_DEPTH`` levels, or ``MAX_CHARS`` characters.
     """
+    if _is_deeper(schema, MAX_DEPTH):
+        raise RequestError(
+            f"{name} is nested deeper than {MAX_DEPTH} lists and objects", param=name
+        )
     if num_bytes > SMALL_BODY_BYTES and _num_characters([schema], MAX_CHARS) > MAX_CHARS:
         raise RequestError(
             f"{name} has more than {MAX_CHARS} characters; at most {MAX_CHARS} are accepted",
             param=name,
         )
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects are nested deeper than ``most`` levels."""
+    level = [value]
+    for _ in range(most):
+        parts = (part for whole in level for part in _parts(whole))
+        level = [part for part in parts if isinstance(part, list | dict)]
+    return bool(level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Values within a list or an object."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _num_characters(values: list[Any], enough: float = inf) -> int:

@@ -56,12 +56,7 @@ def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
     Raises:
         RequestError: The schemas cannot be enforced.
     """
-    try:
-        schema = _forced_schema(body)
-    except RecursionError as error:
-        raise RequestError(
-            "tools has parameters that are nested too deeply to be held to", param="tools"
-        ) from error
+    schema = _forced_schema(body)
     if schema is None:
         return None
     return StructuredOutputsParams(json=schema, disable_any_whitespace=True, given_as="tools")
