@@ -119,6 +119,18 @@ def test_a_required_call_keeps_to_one_of_the_schemas(
         assert choice.finish_reason in {"tool_calls", "length"}
 
 
+def test_one_of_the_allowed_tools_is_called(client: openai.OpenAI) -> None:
+    choice: Any = {"mode": "required", "tools": [NAMED]}
+    choice = {"type": "allowed_tools", "allowed_tools": choice}
+    for seed in range(3):
+        given = {"temperature": 1.0, "seed": seed, "parallel_tool_calls": False}
+        (found,) = ask(client, tool_choice=choice, **given).choices
+        (call,) = found.message.tool_calls
+        assert call.function.name == "weather"
+        checked("weather", call.function.arguments)
+        assert found.finish_reason == "tool_calls"
+
+
 def test_a_call_that_is_cut_is_given_as_far_as_it_came(client: openai.OpenAI) -> None:
     for num_tokens in (1, 6, 12):
         given = {"tool_choice": "required", "max_tokens": num_tokens}

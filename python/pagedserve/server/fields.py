@@ -180,3 +180,21 @@ class NamedToolChoice(NullsLeftOut):
 
     type: Literal["function"] = "function"
     function: FunctionName
+
+
+class AllowedTools(NullsLeftOut):
+    """Tools that may be called, and whether one of them must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1)
+
+
+class AllowedToolChoice(NullsLeftOut):
+    """A tool choice among some of the tools."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["allowed_tools"] = "allowed_tools"
+    allowed_tools: AllowedTools

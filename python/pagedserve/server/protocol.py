@@ -17,6 +17,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
+    AllowedToolChoice,
     Messages,
     NamedToolChoice,
     NullsLeftOut,
@@ -70,6 +71,7 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "chunking_strategy": ("auto",),
 }
 
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Range of priorities and of seeds.
@@ -200,7 +202,7 @@ class ChatBody(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolMode | NamedToolChoice | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = Field(
@@ -210,7 +212,18 @@ class ChatBody(Body):
     @property
     def usable_tools(self) -> list[Tool]:
         """Tools that the model may or must call."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        tools = self.tools or []
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+            return [tool for tool in tools if tool.function.name in allowed]
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def choice(self) -> ToolMode | NamedToolChoice:
+        """How one of ``usable_tools`` is chosen."""
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            return self.tool_choice.allowed_tools.mode
+        return self.tool_choice or "auto"
 
 
 class InputBody(TextBody):

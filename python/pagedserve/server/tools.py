@@ -7,7 +7,7 @@ from typing import Any, Final
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
-from pagedserve.server.fields import NamedToolChoice
+from pagedserve.server.fields import AllowedToolChoice, NamedToolChoice
 from pagedserve.server.forced_calls import ForcedCalls
 from pagedserve.server.generic_tools import grammar_of_calls
 from pagedserve.server.protocol import ChatBody
@@ -28,20 +28,30 @@ def check_tools(body: ChatBody) -> None:
         RequestError: A tool is missing or invalid.
     """
     names = [tool.function.name for tool in body.tools or ()]
-    choice = body.tool_choice
-    if len(set(names)) < len(names):
+    known = set(names)
+    if len(known) < len(names):
         raise RequestError("tools has two functions of one name", param="tools")
-    if choice == "required" and not names:
+    if body.choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
-    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+    unknown = next((name for name in _chosen_names(body) if name not in known), None)
+    if unknown is not None:
         more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
-        known = ", ".join(names[:_MAX_SHOWN] + more) or "none"
+        shown = ", ".join(names[:_MAX_SHOWN] + more) or "none"
         raise RequestError(
-            f"tool_choice names {choice.function.name!r:.80}; tools has {known}",
-            param="tool_choice",
+            f"tool_choice names {unknown!r:.80}; tools has {shown}", param="tool_choice"
         )
     for name, schema in schemas_of(body).items():
         check_parameters(name, schema)
+
+
+def _chosen_names(body: ChatBody) -> list[str]:
+    """Names of tools in the tool choice."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        return [choice.function.name]
+    if isinstance(choice, AllowedToolChoice):
+        return [tool.function.name for tool in choice.allowed_tools.tools]
+    return []
 
 
 def schemas_of(body: ChatBody) -> Schemas:
@@ -64,11 +74,11 @@ def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
 
 def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     schemas = schemas_of(body)
-    if isinstance(body.tool_choice, NamedToolChoice):
-        schema = schemas[body.tool_choice.function.name]
+    if isinstance(body.choice, NamedToolChoice):
+        schema = schemas[body.choice.function.name]
         check_schema("tools", schema, body.num_bytes)
         return schema_of_arguments(schema)
-    if body.tool_choice == "required":
+    if body.choice == "required":
         check_schema("tools", schemas, body.num_bytes)
         return schema_of_calls(schemas, several=body.parallel_tool_calls)
     return None
@@ -94,7 +104,7 @@ def held_by_format(body: ChatBody, known: ToolFormat | None) -> StructuredOutput
 
 def is_chosen_by_model(body: ChatBody) -> bool:
     """Whether the model decides if it calls a tool."""
-    return bool(body.usable_tools) and body.tool_choice in (None, "auto")
+    return bool(body.usable_tools) and body.choice == "auto"
 
 
 def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
@@ -204,7 +214,7 @@ class AnswerReader:
         return "tool_calls" if reading.num_calls else reason
 
     def _begin(self) -> Reading:
-        choice = self.body.tool_choice
+        choice = self.body.choice
         if isinstance(choice, NamedToolChoice):
             return Reading(TagStream(None, {}), choice.function.name)
         if choice == "required":
