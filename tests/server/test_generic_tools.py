@@ -12,9 +12,11 @@ from llguidance import LLMatcher
 from pagedserve import RequestError
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.server.generic_tools import grammar_of_calls, plain_conversation
+from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import TagStream
 from pagedserve.server.tool_formats import TOOL_FORMATS
 from pagedserve.server.tool_readers import Call
+from pagedserve.server.tools import held_by_format
 from tests.server.conftest import Process, Serve
 from tests.server.test_tool_schemas import SCHEMAS, TOOLS, VOCABULARY
 from tests.server.test_tools import MESSAGES, ask, checked, streamed
@@ -87,11 +89,31 @@ def test_what_the_grammar_allows_is_read_as_valid_calls() -> None:
     assert called == SCHEMAS.keys()
 
 
-@pytest.mark.parametrize("schema", [{"not": {"required": ["a"]}}, {"oneOf": [{}, {"a": 1}]}])
+@pytest.mark.parametrize("schema", [{"not": {"required": ["a"]}}, {"propertyNames": {}}])
 def test_keywords_that_grammars_do_not_know_are_left_to_the_model(schema: dict[str, Any]) -> None:
-    grammar = grammar_of_calls({"f": {"type": "object", **schema}}, several=True)
-    source = compiled_source(GrammarKey("lark", grammar, False, False), Trials(lambda _: ""))
-    assert may_be_written(LLMatcher(VOCABULARY, source), written("f", {"b": 1}))
+    for is_strict in (False, True):
+        schemas = {"f": {"type": "object", **schema}}
+        grammar = grammar_of_calls(schemas, several=True, is_strict=is_strict)
+        source = compiled_source(GrammarKey("lark", grammar, False, False), Trials(lambda _: ""))
+        start = LLMatcher(VOCABULARY, source, log_level=0)
+        assert start.is_error() == is_strict
+        assert is_strict or may_be_written(start, written("f", {"b": 1}))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_arguments_are_those_that_the_schema_names(*, closes: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = [{"function": {"name": "f", "parameters": schema}}, {"function": {"name": "g"}}]
+    body = ChatBody.model_validate({"messages": [], "tools": tools})
+    held = held_by_format(body, GENERIC, closes=closes)
+    assert held is not None
+    assert held.disable_additional_properties == closes
+    key = GrammarKey("lark", held.definition, False, held.disable_additional_properties)
+    start = LLMatcher(VOCABULARY, compiled_source(key, Trials(lambda _: "")), log_level=0)
+    for name, arguments in (("f", {"a": 1}), ("f", {}), ("g", {})):
+        assert may_be_written(start, written(name, arguments))
+    for name, arguments in (("f", {"a": 1, "x": 2}), ("f", {"x": 2}), ("g", {"x": 2})):
+        assert may_be_written(start, written(name, arguments)) != closes
 
 
 def call_of(name: str, arguments: object) -> dict[str, Any]:

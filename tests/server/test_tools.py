@@ -131,6 +131,16 @@ def test_one_of_the_allowed_tools_is_called(client: openai.OpenAI) -> None:
         assert found.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_arguments_are_those_of_an_open_schema(client: openai.OpenAI, choice: Any) -> None:
+    schema = {name: value for name, value in WEATHER.items() if name != "additionalProperties"}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    for seed in range(3):
+        given = {"temperature": 1.0, "seed": seed, "parallel_tool_calls": False}
+        (found,) = ask(client, tools=tools, tool_choice=choice, **given).choices
+        checked("weather", found.message.tool_calls[0].function.arguments)
+
+
 def test_a_call_that_is_cut_is_given_as_far_as_it_came(client: openai.OpenAI) -> None:
     for num_tokens in (1, 6, 12):
         given = {"tool_choice": "required", "max_tokens": num_tokens}

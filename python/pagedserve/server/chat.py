@@ -36,7 +36,14 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
     reader = await context.text.answer_reader(body)
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
-    make_params = partial(chat_params, body, default, tools=reader.tools, shows_tags=shows_tags)
+    make_params = partial(
+        chat_params,
+        body,
+        default,
+        tools=reader.tools,
+        shows_tags=shows_tags,
+        closes=context.args.close_schemas,
+    )
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)

@@ -126,7 +126,10 @@ class StreamOptions(NullsLeftOut):
 
 
 class JsonSchema(NullsLeftOut):
-    """A JSON schema in OpenAI's format; enforced whether or not strict is set."""
+    """A JSON schema in OpenAI's format; enforced whether or not strict is set.
+
+    With strict its objects are closed, unless an option of the server says otherwise.
+    """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -143,6 +146,12 @@ class ResponseFormat(NullsLeftOut):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether it is a schema with ``strict``."""
+        schema = self.json_schema if self.type == "json_schema" else None
+        return schema is not None and schema.strict is True
 
 
 class Function(NullsLeftOut):

@@ -37,14 +37,11 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# JSON as ``json.dumps`` writes it; keywords that grammars do not enforce are left to the model.
+# JSON as ``json.dumps`` writes it.
 _JSON_OPTIONS: Final = {
-    "x-guidance": {
-        "whitespace_flexible": False,
-        "item_separator": ", ",
-        "key_separator": ": ",
-        "lenient": True,
-    }
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
 }
 _GRAMMAR: Final = r"""start: TEXT | opened call{more} "\n"?
 opened[lazy]: TEXT "{start}"
@@ -54,17 +51,20 @@ TEXT: /(?s:.*)/
 _MORE: Final = rf' ("\n"? "{START}" call)*'
 
 
-def grammar_of_calls(schemas: Schemas, *, several: bool) -> str:
+def grammar_of_calls(schemas: Schemas, *, several: bool, is_strict: bool = False) -> str:
     """Lark grammar of a text, and after it of calls that are valid for their tools.
 
     Args:
         schemas: Schemas of the tools; at least one.
         several: Whether there may be more than one call.
+        is_strict: Whether keywords that grammars do not enforce are refused; else they are left to
+            the model.
 
     Raises:
         RequestError: Two tools have different schemas with the same ``$id``.
     """
-    schema = schema_of_call(schemas, key="arguments") | _JSON_OPTIONS
+    schema = schema_of_call(schemas, key="arguments")
+    schema["x-guidance"] = {**_JSON_OPTIONS, "lenient": not is_strict}
     more = _MORE if several else ""
     return _GRAMMAR.format(start=START, end=END, schema=json.dumps(schema), more=more)
 

@@ -196,6 +196,13 @@ class ServerArgs:
         "the chat template shows no tools; such requests are refused otherwise.",
         concern="chat and tool calls",
     )
+    close_schemas: bool = option(
+        True,
+        checks.flag,
+        "Treat additionalProperties as false in schemas of tools, and of response_format with "
+        "strict, where these do not set it.",
+        concern="chat and tool calls",
+    )
     reasoning_parser: str | None = option(
         None,
         checks.choice((*REASONING_FORMATS, None)),

@@ -16,7 +16,8 @@ from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
 from pagedserve.server.tool_readers import Call, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 
-_ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
+# Without parameters a tool has no arguments, as at OpenAI, if its schema is closed.
+_NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 # Number of tool names that an error lists.
 _MAX_SHOWN: Final = 16
 
@@ -56,12 +57,19 @@ def _chosen_names(body: ChatBody) -> list[str]:
 
 def schemas_of(body: ChatBody) -> Schemas:
     """Schema of each tool's arguments."""
-    tools = body.usable_tools
-    return {tool.function.name: tool.function.parameters or _ANY_ARGUMENTS for tool in tools}
+    functions = [tool.function for tool in body.usable_tools]
+    return {
+        function.name: _NO_ARGUMENTS if function.parameters is None else function.parameters
+        for function in functions
+    }
 
 
-def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
+def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutputsParams | None:
     """Structured outputs of a forced tool choice: the arguments, or a list of calls.
+
+    Args:
+        body: The request.
+        closes: Whether arguments are only those that the schemas name.
 
     Raises:
         RequestError: The schemas cannot be enforced.
@@ -69,7 +77,12 @@ def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
     schema = _forced_schema(body)
     if schema is None:
         return None
-    return StructuredOutputsParams(json=schema, disable_any_whitespace=True, given_as="tools")
+    return StructuredOutputsParams(
+        json=schema,
+        disable_any_whitespace=True,
+        disable_additional_properties=closes,
+        given_as="tools",
+    )
 
 
 def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
@@ -84,12 +97,15 @@ def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     return None
 
 
-def held_by_format(body: ChatBody, known: ToolFormat | None) -> StructuredOutputsParams | None:
+def held_by_format(
+    body: ChatBody, known: ToolFormat | None, *, closes: bool = True
+) -> StructuredOutputsParams | None:
     """Structured outputs of calls that the model chooses in the generic format.
 
     Args:
         body: The request.
         known: Tool call format; None if it is unknown.
+        closes: Whether arguments are only those that the schemas name.
 
     Raises:
         RequestError: The schemas cannot be enforced.
@@ -98,8 +114,14 @@ def held_by_format(body: ChatBody, known: ToolFormat | None) -> StructuredOutput
         return None
     schemas = schemas_of(body)
     check_schema("tools", schemas, body.num_bytes)
-    grammar = grammar_of_calls(schemas, several=body.parallel_tool_calls)
-    return StructuredOutputsParams(grammar=grammar, given_as="tools")
+    grammar = grammar_of_calls(
+        schemas,
+        several=body.parallel_tool_calls,
+        is_strict=any(tool.function.strict for tool in body.usable_tools),
+    )
+    return StructuredOutputsParams(
+        grammar=grammar, disable_additional_properties=closes, given_as="tools"
+    )
 
 
 def is_chosen_by_model(body: ChatBody) -> bool:
