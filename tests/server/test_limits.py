@@ -381,14 +381,19 @@ def test_an_assistant_that_called_a_tool_needs_no_content(large: Served) -> None
     assert post(large, "chat", {"messages": messages}).status_code == 200
 
 
-def test_reasoning_effort_is_a_variable_of_the_template(large: Served) -> None:
-    for body in ({"reasoning_effort": "high"}, {"reasoning_effort": "none"}, {}):
-        answer = post(large, "chat", body | {"return_token_ids": True})
-        assert answer.status_code == 200
-    template = "{{ reasoning_effort }}"
+@pytest.mark.parametrize("name", ["reasoning_effort", "verbosity"])
+def test_the_effort_is_a_variable_of_the_template(large: Served, name: str) -> None:
+    for body in ({name: "high"}, {}):
+        assert post(large, "chat", body).status_code == 200
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large.context.text, "chat_template", template)
-        answer = post(large, "chat", {"reasoning_effort": "high", "return_token_ids": True})
+        patch.setattr(large.context.text, "chat_template", f"{{{{ {name} }}}}")
+        answer = post(large, "chat", {name: "high", "return_token_ids": True})
         assert answer.json()["prompt_token_ids"] == encode("high")
+        own = {name: "high", "chat_template_kwargs": {name: "low"}, "return_token_ids": True}
+        assert post(large, "chat", own).json()["prompt_token_ids"] == encode("low")
+
+
+def test_only_efforts_of_openai_are_accepted(large: Served) -> None:
+    assert post(large, "chat", {"reasoning_effort": "none"}).status_code == 200
     answer = post(large, "chat", {"reasoning_effort": "huge"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")

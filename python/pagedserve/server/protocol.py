@@ -208,6 +208,7 @@ class ChatBody(Body):
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="A variable of the chat template, which may read it."
     )
+    verbosity: str | None = Field(default=None, description="Another such variable.")
 
     @property
     def usable_tools(self) -> list[Tool]:

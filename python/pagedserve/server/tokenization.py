@@ -231,7 +231,8 @@ def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
 
 def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
     """Further variables of the template; None if there are none."""
-    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
-    if effort is None:
+    if not isinstance(body, ChatBody):
         return body.chat_template_kwargs
-    return {"reasoning_effort": effort, **(body.chat_template_kwargs or {})}
+    fields = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given | (body.chat_template_kwargs or {}) or None
