@@ -16,9 +16,10 @@ BENCHES = Path(__file__).resolve().parents[2] / "benches" / "python"
 
 @pytest.fixture
 def module(script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)  # the folder, of other tests
     monkeypatch.syspath_prepend(str(BENCHES))
     yield importlib.import_module(script)
-    for name in {"kernels", script}:  # the folder of this name is no module
+    for name in {"kernels", script}:
         del sys.modules[name]
 
 

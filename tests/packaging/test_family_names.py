@@ -11,6 +11,7 @@ HOME: Final = "models/families/"
 
 # Files with such names that are no names of families, and why.
 ALLOWED: Final = {
+    "models/tokenizer/agreement.py": "kinds of tokenizers, as GGUF files name them",
     "models/tokenizer/gguf_tokenizer.py": "kinds of tokenizers, as GGUF files name them",
     "output/beam.py": "types of beam search",
     "server/tool_formats.py": "formats of tool calls, as options name them",

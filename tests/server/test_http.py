@@ -200,8 +200,6 @@ def test_many_log_probabilities_are_written_outside_the_event_loop(
         assert shared.complete(**prompt, **body).status_code == 200
         is_aside = ["pagedserve-server" in name for name in threads[begun:]]
         assert is_aside[0] == (num_tokens > 5)
-    if body.get("stream"):  # the deltas behind the prompt's are small
-        assert not is_aside[-1]
 
 
 def test_a_missing_package_is_named(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:

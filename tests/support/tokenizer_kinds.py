@@ -17,6 +17,11 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+
+# Ours, and that of transformers.
+Pair = tuple[FastTokenizer, Any]
+
 LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}"
@@ -157,3 +162,16 @@ def write_gguf(path: Path, architecture: str, kind: str, **fields: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+
+
+def assert_same(pair: Pair, text: str) -> list[int]:
+    """Check that ours gives the ids of transformers' and the texts of them; return the ids."""
+    ours, theirs = pair
+    for adds in (True, False):
+        expected: list[int] = theirs(text, add_special_tokens=adds, verbose=False).input_ids
+        assert ours(text, add_special_tokens=adds).input_ids == expected
+        assert ours.encode(text, add_special_tokens=adds) == expected
+    for skip in (True, False):
+        shown = theirs.decode(expected, skip_special_tokens=skip)
+        assert ours.decode(expected, skip_special_tokens=skip) == shown
+    return expected

@@ -14,7 +14,16 @@ from pagedserve.config import EngineArgs
 from pagedserve.inputs.chat import chat_prompt
 from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 from pagedserve.models.tokenizer.loader import load_tokenizer
-from tests.support.tokenizer_kinds import BYTES, SPECIAL, TEMPLATE, TEXTS, byte_level, save
+from tests.support.tokenizer_kinds import (
+    BYTES,
+    SPECIAL,
+    TEMPLATE,
+    TEXTS,
+    Pair,
+    assert_same,
+    byte_level,
+    save,
+)
 
 MIXED = st.lists(
     st.one_of(
@@ -77,7 +86,7 @@ def pair(
     request: pytest.FixtureRequest,
     tiny_config: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[FastTokenizer, Any]:
+) -> Pair:
     """The tokenizer that is loaded, and transformers'."""
     args = save_case(request.param, tmp_path_factory.mktemp("tokenizer"), tiny_config)
     ours, theirs = load_tokenizer(args), load_tokenizer(args, uses_transformers=True)
@@ -86,18 +95,8 @@ def pair(
     return ours, theirs
 
 
-def assert_same(pair: tuple[FastTokenizer, Any], text: str) -> None:
-    ours, theirs = pair
-    for adds in (True, False):
-        expected = theirs(text, add_special_tokens=adds, verbose=False).input_ids
-        assert ours(text, add_special_tokens=adds).input_ids == expected
-    for skip in (True, False):
-        shown = theirs.decode(expected, skip_special_tokens=skip)
-        assert ours.decode(expected, skip_special_tokens=skip) == shown
-
-
 @pytest.mark.parametrize("text", TEXTS)
-def test_texts_have_the_ids_of_transformers(pair: tuple[FastTokenizer, Any], text: str) -> None:
+def test_texts_have_the_ids_of_transformers(pair: Pair, text: str) -> None:
     assert_same(pair, text)
 
 
@@ -105,14 +104,12 @@ def test_texts_have_the_ids_of_transformers(pair: tuple[FastTokenizer, Any], tex
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=MIXED)
-def test_random_texts_have_the_ids_of_transformers(
-    pair: tuple[FastTokenizer, Any], text: str
-) -> None:
+def test_random_texts_have_the_ids_of_transformers(pair: Pair, text: str) -> None:
     assert_same(pair, text)
 
 
 def test_vocabularies_and_templates_are_those_of_transformers(
-    pair: tuple[FastTokenizer, Any],
+    pair: Pair,
 ) -> None:
     ours, theirs = pair
     assert ours.get_vocab() == theirs.get_vocab()

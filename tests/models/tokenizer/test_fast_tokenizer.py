@@ -19,7 +19,7 @@ from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.models.tokenizer.tokenizer_files import tokenizer_of_directory
 from pagedserve.output.detokenizer import Detokenizer
-from tests.support.tokenizer_kinds import KINDS, TEXTS, save
+from tests.support.tokenizer_kinds import KINDS, TEXTS, Pair, assert_same, save
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 MIXED = st.lists(
@@ -28,8 +28,6 @@ MIXED = st.lists(
 SETTINGS = settings(
     deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-Pair = tuple[FastTokenizer, Any]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -44,18 +42,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def smollm2(real_tokenizer: Any) -> Pair:
     ours: Any = load_tokenizer(EngineArgs("smollm2"), uses_transformers=False)
     return ours, real_tokenizer
-
-
-def assert_same(pair: Pair, text: str) -> None:
-    ours, theirs = pair
-    for adds in (True, False):
-        expected = theirs(text, add_special_tokens=adds, verbose=False).input_ids
-        assert ours(text, add_special_tokens=adds).input_ids == expected
-        assert ours.encode(text, add_special_tokens=adds) == expected
-    for skip in (True, False):
-        assert ours.decode(expected, skip_special_tokens=skip) == theirs.decode(
-            expected, skip_special_tokens=skip
-        )
 
 
 def streamed(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -92,6 +92,8 @@ class DecoderFamily(Family):
             scale in GGUF files too.
         defaults: Fields of ``config.json`` that may be absent.
         ignored: Fields of other families, which its class in transformers does not read.
+        tokenizer_class: Its tokenizer in transformers where the files name none, without "Fast".
+        fixes_tokenizer_class: Whether that class is used whatever the files name.
     """
 
     name: str
@@ -107,6 +109,8 @@ class DecoderFamily(Family):
     num_layers_of_other_scale: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    tokenizer_class: str = "TokenizersBackend"
+    fixes_tokenizer_class: bool = False
 
     @property
     def architecture(self) -> str:

@@ -54,6 +54,7 @@ _GEMMA: Final = partial(
     norm_offset=1.0,
     scales_embeddings=True,
     gguf_tokenizer="gemma",
+    tokenizer_class="GemmaTokenizer",
 )
 
 DECODERS: Final = (
@@ -73,6 +74,7 @@ DECODERS: Final = (
         has_biases=False,
         windows="all",
         ignored=(*_CAPS, *_UNROTATED),
+        fixes_tokenizer_class=True,
         defaults={
             "max_position_embeddings": 131_072,
             "num_key_value_heads": 8,
@@ -89,6 +91,8 @@ DECODERS: Final = (
         has_biases=True,
         windows="from a layer on",
         ignored=(*_CAPS, *_UNROTATED),
+        tokenizer_class="Qwen2Tokenizer",
+        fixes_tokenizer_class=True,
         defaults=_QWEN_DEFAULTS,
     ),
     DecoderFamily(
@@ -99,6 +103,7 @@ DECODERS: Final = (
         modules=_MODULES | _HEAD_NORMS,
         windows="from a layer on",
         ignored=(*_CAPS, *_UNROTATED),
+        tokenizer_class="Qwen2Tokenizer",
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
     DecoderFamily(

@@ -25,11 +25,6 @@ _OTHER_OPTIONS: Final = (
     *("auto_map", "split_special_tokens", "fix_mistral_regex"),
     "add_prefix_space",
 )
-# Classes of families, where the files name none.
-_USUAL: Final = {
-    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
-}
 
 
 def is_known_gguf(header: GgufHeader) -> bool:
@@ -47,15 +42,16 @@ def class_of_directory(directory: Path) -> str | None:
         _object(directory / name) for name in ("config.json", "tokenizer_config.json")
     )
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not isinstance(family_of(model_type), DecoderFamily):
+    family = family_of(model_type) if isinstance(model_type, str) else None
+    if not isinstance(family, DecoderFamily):
         return None
     if any(options.get(name) for name in _OTHER_OPTIONS):
         return None
     named = str(options.get("tokenizer_class") or config.get("tokenizer_class") or "")
-    named = named.removesuffix("Fast") or _USUAL.get(model_type, "TokenizersBackend")
-    if model_type == "mistral" and named != "MistralCommonBackend":
-        return "TokenizersBackend"
-    return _USUAL[model_type] if model_type == "qwen2" else named
+    named = named.removesuffix("Fast")
+    if family.fixes_tokenizer_class and named != "MistralCommonBackend":
+        return family.tokenizer_class
+    return named or family.tokenizer_class
 
 
 def is_taken_unchanged(backend: Tokenizer, class_name: str) -> bool:
@@ -69,7 +65,7 @@ def is_taken_unchanged(backend: Tokenizer, class_name: str) -> bool:
         return _has_byte_level(backend)
     if class_name in _UNCHANGED:
         return True
-    return class_name in _REPLACED and _parts(backend) == _parts(_REPLACED[class_name])
+    return class_name in _REPLACED and _parts(backend) == _parts(_REPLACED[class_name]())
 
 
 def _qwen2() -> Tokenizer:
@@ -97,7 +93,7 @@ def _gemma() -> Tokenizer:
     return backend
 
 
-_REPLACED: Final = {"Qwen2Tokenizer": _qwen2(), "GemmaTokenizer": _gemma()}
+_REPLACED: Final = {"Qwen2Tokenizer": _qwen2, "GemmaTokenizer": _gemma}
 
 
 def _parts(backend: Tokenizer) -> tuple[object, ...]:
