@@ -324,7 +324,6 @@ def test_python_that_is_no_call_is_content(text: str) -> None:
     [
         '{"city": NaN}',
         '{"city": -Infinity}',
-        '{"city": 1e999}',
         '["Rome"]',
         "5",
         "null",
@@ -340,7 +339,7 @@ def test_halves_of_characters_stay_escapes() -> None:
     arguments = r'{"city": "\ud800 \ud83d\ude00"}'
     text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     (call,) = read([text], "hermes").calls
-    assert call.arguments == '{"city": "\\ud800 \U0001f600"}'
+    assert call.arguments == arguments
 
 
 def test_json_that_names_no_tool_is_content_where_no_tag_stands_before_it() -> None:
