@@ -164,7 +164,7 @@ def test_untyped_values_become_what_the_schema_says(
     check(data, family, write(members), wanted, schema_of(members))
 
 
-@pytest.mark.parametrize("write", [repr])
+@pytest.mark.parametrize("write", [repr, json.dumps])
 @given(data=st.data(), members=st.dictionaries(plain_names.map(json.dumps), values, max_size=4))
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 def test_python_s_values_are_those_of_json(

@@ -23,6 +23,7 @@ _SPACE: Final = re.compile(r"\s*")
 # Prefix of a call before its arguments.
 _NAME: Final = re.compile(r"\s*([^\s<]{1,256})\s*(?=<arg_key>|\Z)")
 _SEPARATORS: Final = re.compile(r"[ \t\r\n,;]*")
+_JSON_NAMES: Final = {"true": True, "false": False, "null": None}
 
 
 class NoCallError(ValueError):
@@ -243,5 +244,14 @@ def read_pythonic(text: str, schemas: Schemas) -> list[Call]:
 def _pythonic(entry: ast.expr) -> Call:
     if not isinstance(entry, ast.Call) or entry.args:
         raise NoCallError("there is no call by names")
-    given = {word.arg: ast.literal_eval(word.value) for word in entry.keywords if word.arg}
+    words = {word.arg: _Names().visit(word.value) for word in entry.keywords if word.arg}
+    given = {name: ast.literal_eval(value) for name, value in words.items()}
     return Call(ast.unparse(entry.func), dumps(given))
+
+
+class _Names(ast.NodeTransformer):
+    """Replaces JSON's names by their values: models write them in Python too."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a name."""
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
