@@ -4,15 +4,17 @@ import json
 import keyword
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pagedserve.server.tag_stream import Parts, TagStream
+from pagedserve.server.generic_tools import HELD_HEAD
+from pagedserve.server.tag_stream import TagStream
 from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_readers import Call
+from pagedserve.server.tool_readers import Call, Parts
 from tests.server.test_tag_stream import CLOSING, GIVEN, HOSTILE, TEXTS
 from tests.support.examples import examples
 
@@ -164,7 +166,7 @@ def test_untyped_values_become_what_the_schema_says(
     check(data, family, write(members), wanted, schema_of(members))
 
 
-@pytest.mark.parametrize("write", [repr, json.dumps])
+@pytest.mark.parametrize("write", [repr, partial(json.dumps, ensure_ascii=False)])
 @given(data=st.data(), members=st.dictionaries(plain_names.map(json.dumps), values, max_size=4))
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 def test_python_s_values_are_those_of_json(
@@ -175,3 +177,31 @@ def test_python_s_values_are_those_of_json(
     parsed = {json.loads(name): json.loads(value) for name, value in members.items()}
     wanted = json.dumps(parsed, ensure_ascii=False)
     check(data, "pythonic", pythonic_call(members, write=write), wanted, {})
+
+
+@given(data=st.data(), members=objects)
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+def test_arguments_of_held_calls_are_given_as_they_come(
+    data: st.DataObject, members: dict[str, str]
+) -> None:
+    wanted, num_calls = as_json(members), data.draw(st.integers(1, 3))
+    head, rest = json_call("generic", members).split(wanted)
+    whole = "I look.\n" + "\n".join([head + wanted + rest] * num_calls)
+    cut = data.draw(st.integers(0, len(whole)))
+    ends = [*sorted(data.draw(st.lists(st.integers(0, cut), max_size=8))), cut]
+    stream = TagStream(TOOL_FORMATS["generic"], {}, held_head=HELD_HEAD)
+    content, found = "", []
+    for start, end in zip([0, *ends], ends, strict=False):
+        parts = stream.feed(whole[start:end], is_last=False)
+        content += parts.content
+        if parts.more_arguments:
+            found[-1] += parts.more_arguments
+        found += [call.arguments for call in parts.calls]
+        come = whole[:end].split(head)[1:]
+        assert len(found) == sum(map(bool, come))
+        for given_text, arguments in zip(come, found, strict=False):
+            expected = given_text[: len(wanted)]
+            assert expected.removesuffix("\\") == arguments.removesuffix("\\")
+    parts = stream.feed(whole[cut:] if data.draw(st.booleans()) else "", is_last=True)
+    assert parts.is_cut == bool(found and len(found[-1] + parts.more_arguments) < len(wanted))
+    assert content + parts.content in {"I look.", "I look.\n", whole[:cut]}

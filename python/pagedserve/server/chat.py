@@ -45,6 +45,8 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
         closes=context.args.close_schemas,
     )
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
+    held = params.structured_outputs
+    reader.is_held = held is not None and held.given_as == "tools"
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")

@@ -11,11 +11,13 @@ Invariants:
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs.chat import Conversation, Message
+from pagedserve.server.grammar_calls import JSON_NAME
 from pagedserve.server.tool_readers import Schemas
 from pagedserve.server.tool_schemas import schema_of_call
 
@@ -48,6 +50,10 @@ opened[lazy]: TEXT "{start}"
 call: "\n" %json {schema} "\n{end}"
 TEXT: /(?s:.*)/
 """
+# Text before the arguments of a call, including the end of the previous call.
+HELD_HEAD: Final = re.compile(
+    rf'\s*(?:\}}\s*{END}\s*{START})?\s*{JSON_NAME}"arguments"\s*:\s*(?=\{{)'
+)
 _MORE: Final = rf' ("\n"? "{START}" call)*'
 
 

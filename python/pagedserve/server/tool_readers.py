@@ -12,6 +12,7 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pagedserve.server.tool_values import DECODER, as_written, dumps, typed_arguments
@@ -40,6 +41,25 @@ class Call(NamedTuple):
 
     name: str
     arguments: str
+
+
+@dataclass(slots=True)
+class Parts:
+    """Parsed parts of a chunk of text.
+
+    Attributes:
+        reasoning: Reasoning text.
+        content: Content text.
+        calls: Tool calls; the last one may be continued.
+        more_arguments: Text that continues the arguments of the last call of earlier chunks.
+        is_cut: Whether the last call is incomplete: the text ended within its arguments.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+    more_arguments: str = ""
+    is_cut: bool = False
 
 
 def _call(members: Mapping[str, "_Value"]) -> Call:

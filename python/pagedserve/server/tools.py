@@ -8,12 +8,12 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
 from pagedserve.server.fields import AllowedToolChoice, NamedToolChoice
-from pagedserve.server.forced_calls import ForcedCalls
-from pagedserve.server.generic_tools import grammar_of_calls
+from pagedserve.server.generic_tools import HELD_HEAD, grammar_of_calls
+from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tag_stream import Parts, TagStream
+from pagedserve.server.tag_stream import TagStream
 from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
-from pagedserve.server.tool_readers import Call, Schemas
+from pagedserve.server.tool_readers import Call, Parts, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 
 # Without parameters a tool has no arguments, as at OpenAI, if its schema is closed.
@@ -156,7 +156,7 @@ class Reading:
         is_cut: Whether the last call ended before its arguments were complete.
     """
 
-    stream: TagStream | ForcedCalls
+    stream: TagStream | GrammarCalls
     named: str | None = None
     num_calls: int = 0
     is_cut: bool = False
@@ -171,12 +171,14 @@ class AnswerReader:
         tools: Tool call format for automatic tool choice; None if it is unknown.
         reasoning: Reasoning format; None if reasoning stays in the content.
         is_reasoning: Whether the prompt ends within reasoning.
+        is_held: Whether a grammar holds the calls that the model chooses to their form.
     """
 
     body: ChatBody
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     is_reasoning: bool = False
+    is_held: bool = False
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     @property
@@ -240,13 +242,14 @@ class AnswerReader:
         if isinstance(choice, NamedToolChoice):
             return Reading(TagStream(None, {}), choice.function.name)
         if choice == "required":
-            return Reading(ForcedCalls())
+            return Reading(GrammarCalls(FORCED_HEAD))
         return Reading(
             TagStream(
                 self.tools if self.body.usable_tools else None,
                 schemas_of(self.body),
                 self.reasoning,
                 is_reasoning=self.is_reasoning,
+                held_head=HELD_HEAD if self.is_held else None,
             )
         )
 
@@ -254,7 +257,7 @@ class AnswerReader:
         calls = parts.calls
         if not self.body.parallel_tool_calls:
             calls = calls[: max(0, 1 - reading.num_calls)]
-        shown = []
+        shown = [_continued(reading, parts.more_arguments)] if parts.more_arguments else []
         for call in calls:
             index = {"index": reading.num_calls} if is_delta else {}
             shown.append(index | self._shown(call))
@@ -265,7 +268,7 @@ class AnswerReader:
         """The arguments of the named tool, as far as generated."""
         is_first, reading.num_calls = reading.num_calls == 0, 1
         if not is_first:
-            return {"index": 0, "function": {"arguments": text}}
+            return _continued(reading, text)
         return ({"index": 0} if is_delta else {}) | self._shown(Call(reading.named or "", text))
 
     def _shown(self, call: Call) -> dict[str, Any]:
@@ -276,3 +279,8 @@ class AnswerReader:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
+
+
+def _continued(reading: Reading, arguments: str) -> dict[str, Any]:
+    """Delta that continues the arguments of the last call."""
+    return {"index": reading.num_calls - 1, "function": {"arguments": arguments}}
