@@ -190,7 +190,8 @@ def test_arguments_of_held_calls_are_given_as_they_come(
     cut = data.draw(st.integers(0, len(whole)))
     ends = [*sorted(data.draw(st.lists(st.integers(0, cut), max_size=8))), cut]
     stream = TagStream(TOOL_FORMATS["generic"], {}, held_head=HELD_HEAD)
-    content, found = "", []
+    content: str = ""
+    found: list[str] = []
     for start, end in zip([0, *ends], ends, strict=False):
         parts = stream.feed(whole[start:end], is_last=False)
         content += parts.content
