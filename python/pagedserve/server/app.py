@@ -230,11 +230,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            prompt = await context.text.chat_prompt(body)
-            if "multi_modal_data" in prompt:
-                text = "messages have images, whose tokens are not known before they are run"
-                raise ServerError(400, text, param="messages")
-            tokens = [*map(int, prompt["prompt_token_ids"])]
+            tokens = await context.text.chat_token_ids(body)
         else:
             special = body.add_special_tokens is not False
             tokens = await context.text.encode(body.prompt or "", add_special_tokens=special)
