@@ -22,6 +22,8 @@ from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.gate import Gate
+from pagedserve.server.messages import api as messages_api
+from pagedserve.server.messages.routes import add_messages
 from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.pooling import (
     classification_job,
@@ -92,6 +94,7 @@ def build_app(context: Context) -> ASGIApp:
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
+    add_messages(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)
@@ -100,7 +103,7 @@ def build_app(context: Context) -> ASGIApp:
     if context.args.enable_admin_routes:
         _add_admin(app, context)
     _add_schema(app)
-    return _for_pages(Gate(app, context, {}), context.args)
+    return _for_pages(Gate(app, context, {messages_api.ROOT: messages_api.MESSAGES}), context.args)
 
 
 def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
