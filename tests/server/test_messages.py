@@ -17,7 +17,7 @@ GREEDY: Any = {"temperature": 0}
 
 
 def client_of(served: Served, **given: Any) -> anthropic.Anthropic:
-    options = {"api_key": "none", "max_retries": 0} | given
+    options: Any = {"api_key": "none", "max_retries": 0} | given
     return anthropic.Anthropic(base_url=str(served.http.base_url), **options)
 
 
@@ -286,6 +286,26 @@ def test_an_aborted_message_is_an_error(server: Served, client: anthropic.Anthro
     check(refusal.value, 503, "overloaded_error", "aborted")
     with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
         list(client.messages.create(**late, stream=True))
+
+
+def test_text_in_every_field_is_bounded_and_images_are_not(client: anthropic.Anthropic) -> None:
+    long = "x" * 4000
+    source = {"type": "base64", "media_type": "image/png", "data": long}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": long}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": long}}
+    for fields in (
+        {"system": long},
+        {"messages": [{"role": "user", "content": [result]}]},
+        {"messages": [{"role": "assistant", "content": [use]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": long}]}]},
+        {"tools": [{"name": "f", "description": long, "input_schema": {"type": "object"}}]},
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="characters; at most 3200"):
+            client.messages.create(**given(**fields))
+    image = {"type": "image", "source": source}
+    for block in (image, result | {"content": [image]}):
+        with pytest.raises(anthropic.BadRequestError, match="part of type 'image_url'"):
+            client.messages.create(**given(messages=[{"role": "user", "content": [block]}]))
 
 
 def test_headers_of_the_protocol_change_nothing(client: anthropic.Anthropic) -> None:

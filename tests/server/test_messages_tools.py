@@ -51,7 +51,7 @@ class Script:
 
     def create(self, text: str, **given: Any) -> Any:
         """The message that a text is read as, whole and streamed alike."""
-        fields = {"model": "formula", "messages": ASKED, "tools": TOOLS} | given
+        fields: Any = {"model": "formula", "messages": ASKED, "tools": TOOLS} | given
         counted = {name: fields[name] for name in fields.keys() - {"max_tokens", "stop_sequences"}}
         self._begin = self.client.messages.count_tokens(**counted).input_tokens
         self._token_ids = formula.byte_tokenizer().encode(text)
@@ -223,7 +223,7 @@ def test_a_format_of_the_text(scripted: Script) -> None:
 def test_images_of_a_model_that_takes_none_are_refused(scripted: Script) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
     content: Any = [{"type": "image", "source": source}]
-    result = [{"type": "tool_result", "tool_use_id": "x", "content": content}]
+    result: Any = [{"type": "tool_result", "tool_use_id": "x", "content": content}]
     for blocks in (content, result):
         with pytest.raises(anthropic.BadRequestError, match="part of type 'image_url'"):
             scripted.client.messages.create(

@@ -24,7 +24,6 @@ from pagedserve.server.messages.protocol import (
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
-    UrlSource,
 )
 from pagedserve.server.protocol import ChatBody
 
@@ -188,10 +187,7 @@ def _part_of(block: Block) -> dict[str, Any]:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
     if isinstance(block, ImageBlock):
-        source = block.source
-        is_url = isinstance(source, UrlSource)
-        url = source.url if is_url else f"data:{source.media_type};base64,{source.data}"
-        return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "image_url", "image_url": {"url": block.source.url}}
     raise RequestError(
         f"messages has a block of type {block.type!r} where its role has none: thinking and "
         "tool_use are the assistant's, tool_result the user's",

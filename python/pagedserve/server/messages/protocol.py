@@ -12,7 +12,8 @@ from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.protocol import EngineBody
 
-_MAX_NAME_CHARS: Final = 256
+# Names of tools, and ids of their calls.
+_Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _Part(NullsLeftOut):
@@ -41,6 +42,11 @@ class Base64Source(_Part):
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
+
+    @property
+    def url(self) -> str:
+        """A data URL of the image."""
+        return f"data:{self.media_type};base64,{self.data}"
 
 
 class UrlSource(_Part):
@@ -76,8 +82,8 @@ class ToolUseBlock(_Cacheable):
     """A tool call of an earlier response."""
 
     type: Literal["tool_use"]
-    id: str
-    name: str = Field(min_length=1, max_length=_MAX_NAME_CHARS)
+    id: _Name
+    name: _Name
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
 
@@ -100,7 +106,7 @@ class ToolResultBlock(_Cacheable):
     """What a tool returned."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: _Name
     content: _Result = Field(default_factory=list)
     is_error: bool = False
 
@@ -125,11 +131,13 @@ class ToolParam(_Cacheable):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1, max_length=_MAX_NAME_CHARS)
+    name: _Name
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] = False
+    allowed_callers: list[Literal["direct"]] | None = None
 
 
 class ToolChoice(_Part):
@@ -179,6 +187,10 @@ class OutputConfig(_Part):
     format: OutputFormat | None = None
 
 
+# An edit of the conversation that leaves it as it is.
+_KEEP_THINKING: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+
+
 class CountTokensBody(EngineBody):
     """``POST /v1/messages/count_tokens``: what becomes the prompt."""
 
@@ -187,7 +199,7 @@ class CountTokensBody(EngineBody):
     )
     absent: ClassVar[dict[str, tuple[object, ...]]] = {
         "container": (),
-        "context_management": ({}, {"edits": []}),
+        "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
         "diagnostics": (),
         "mcp_servers": ([],),
         "output_format": (),
