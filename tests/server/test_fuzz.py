@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody, MessagesErrorBody
 from pagedserve.server.protocol import ABSENT, ChatBody, CompletionBody, ErrorBody, TokenizeBody
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.examples import examples
@@ -98,6 +99,8 @@ def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         ("/v1/completions", CompletionBody),
         ("/v1/chat/completions", ChatBody),
         ("/tokenize", TokenizeBody),
+        ("/v1/messages", MessagesBody),
+        ("/v1/messages/count_tokens", CountTokensBody),
     ],
 )
 def test_whatever_comes_is_answered_or_refused(
@@ -111,9 +114,24 @@ def test_whatever_comes_is_answered_or_refused(
         headers = {"Content-Type": "application/json"}
         answer = fuzzed.http.post(path, content=json.dumps(body), headers=headers)
         assert answer.status_code in STATUSES, answer.text
-        check(answer)
+        if kind in (MessagesBody, CountTokensBody):
+            check_message(answer)
+        else:
+            check(answer)
 
     sends()
+
+
+def check_message(answer: httpx.Response) -> None:
+    """A response of the Messages API is what it states."""
+    if answer.status_code != 200:
+        error = MessagesErrorBody.model_validate_json(answer.content)
+        assert error.request_id == answer.headers["request-id"]
+        assert error.error.message
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.text.endswith('data: {"type": "message_stop"}\n\n')
+    else:
+        assert answer.json()
 
 
 def check(answer: httpx.Response) -> None:

@@ -1,5 +1,6 @@
 """``POST /v1/chat/completions``."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
@@ -8,7 +9,9 @@ from typing import Any
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.inputs.chat import text_of_content
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
@@ -18,11 +21,32 @@ from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tools import AnswerReader, check_tools
 
 
-async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
-    """Validate a chat completion, and create its job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A validated conversation and how to run it, for the job of any API.
+
+    Attributes:
+        model: The ``model`` of the response.
+        lora_request: Adapter to use.
+        params: Sampling parameters.
+        prompt_size: Approximate number of tokens of the prompt.
+        make_prompts: Renders the conversation, after admission.
+        reader: Parser of its choices.
+    """
+
+    model: str
+    lora_request: LoRARequest | None
+    params: SamplingParams
+    prompt_size: int
+    make_prompts: Callable[[], Awaitable[list[Prompt]]]
+    reader: AnswerReader
+
+
+async def checked_chat(context: Context, body: ChatBody) -> Chat:
+    """Validate a conversation.
 
     Raises:
-        RequestError: Fields are invalid, or the template does not accept the messages.
+        RequestError: Fields are invalid.
         ServerError: Unknown model, or the model is still loading.
     """
     await context.check_ready()
@@ -37,21 +61,38 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
     make_params = partial(chat_params, body, default, shows_tags=shows_tags)
-    params = await context.for_body(make_params, num_bytes=body.num_bytes)
+    return Chat(
+        model=model,
+        lora_request=context.adapters.get(model),
+        params=await context.for_body(make_params, num_bytes=body.num_bytes),
+        prompt_size=sum(guessed_num_tokens(_text(message)) for message in body.messages),
+        make_prompts=partial(_made, context, body, reader),
+        reader=reader,
+    )
+
+
+async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
+    """Validate a chat completion, and create its job.
+
+    Raises:
+        RequestError: Fields are invalid.
+        ServerError: Unknown model, or the model is still loading.
+    """
+    chat = await checked_chat(context, body)
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return GenerationJob(
         context=context,
         body=body,
-        params=params,
-        prompt_sizes=[sum(guessed_num_tokens(_text(message)) for message in body.messages)],
-        make_prompts=partial(_made, context, body, reader),
-        choices=ChatChoices(body, names, role, _echoed(body, role), reader),
+        params=chat.params,
+        prompt_sizes=[chat.prompt_size],
+        make_prompts=chat.make_prompts,
+        choices=ChatChoices(body, names, role, _echoed(body, role), chat.reader),
         answer_id=answer_id,
-        model=model,
-        lora_request=context.adapters.get(model),
-        num_equal=num_equal_choices(body, params),
+        model=chat.model,
+        lora_request=chat.lora_request,
+        num_equal=num_equal_choices(body, chat.params),
     )
 
 
@@ -141,8 +182,6 @@ class ChatChoices:
     def _fields(
         self, index: int, completion: CompletionOutput, *, is_delta: bool
     ) -> dict[str, Any]:
-        if not self.reader.is_needed:
-            return {"content": completion.text}
         is_last = completion.finish_reason is not None
         return self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
 

@@ -6,7 +6,7 @@ unless its value requests nothing (``ABSENT``).
 """
 
 import reprlib
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -79,9 +79,17 @@ _MAX_NAME_CHARS: Final = 64
 
 
 class EngineBody(SizedBody):
-    """Fields of all requests to the engine."""
+    """Fields of all requests to the engine.
+
+    Attributes:
+        harmless: Further fields of its API that have no effect here.
+        absent: Those of features that are not supported; see ``ABSENT``.
+    """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT
 
     model: str | None = None
     priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
@@ -98,14 +106,14 @@ class EngineBody(SizedBody):
             RequestError: The first of them.
         """
         for name, value in (self.model_extra or {}).items():
-            if name in ABSENT:
-                if value is not None and value not in ABSENT[name]:
+            if name in self.absent:
+                if value is not None and value not in self.absent[name]:
                     raise RequestError(
                         f"{name} is {reprlib.repr(value)}; it is not supported here", param=name
                     )
-            elif name not in HARMLESS and not allows_unknown:
+            elif name not in self.harmless and not allows_unknown:
                 shown = name[:_MAX_NAME_CHARS]
-                hint = checks.did_you_mean(shown, [*type(self).model_fields, *ABSENT])
+                hint = checks.did_you_mean(shown, [*type(self).model_fields, *self.absent])
                 raise RequestError(f"{shown} is no field of this request{hint}", param=shown)
 
 
