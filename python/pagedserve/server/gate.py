@@ -60,8 +60,9 @@ class Gate:
         arriving = scope["arriving"] = _ArrivingBody(
             receive, self._context, self._max_body_bytes, self._max_open_bytes
         )
+        scope["owner"] = key = _given_key(headers)
         try:
-            refusal = self._refusal(path, headers)
+            refusal = self._refusal(path, headers, key)
             if refusal is not None:
                 await refusal.response()(scope, receive, send)
             else:
@@ -77,18 +78,22 @@ class Gate:
             if is_wanted and "is_logged" not in scope:
                 log_http(scope, seconds)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
-        if self._keys and path not in OPEN_PATHS:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            given = _digest(key if scheme.lower() == b"bearer" else b"")
-            # All keys are compared, in constant time.
-            if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
-                return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
+    def _refusal(self, path: str, headers: dict[bytes, bytes], given: bytes) -> ServerError | None:
+        # All keys are compared, in constant time.
+        is_known = any([hmac.compare_digest(given, known) for known in self._keys])  # noqa: C419
+        if self._keys and not is_known and path not in OPEN_PATHS:
+            return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
         length = headers.get(b"content-length", b"0")
         is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
         if not is_number or int(length) > self._max_body_bytes:
             return _too_large(self._max_body_bytes)
         return None
+
+
+def _given_key(headers: dict[bytes, bytes]) -> bytes:
+    """Digest of the API key of a request, whether or not the server requires one."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return _digest(key if scheme.lower() == b"bearer" else b"")
 
 
 def _digest(key: bytes) -> bytes:
