@@ -45,13 +45,12 @@ from pagedserve.server.protocol import (
     TokenizeBody,
     UnloadLoraBody,
 )
+from pagedserve.server.responses.routes import add_responses
 from pagedserve.server.routing import FORM, JSON, job_response
 from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
-    "/v1/responses",
-    "/v1/responses/{rest:path}",
     "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",
@@ -83,6 +82,7 @@ def build_app(context: Context) -> ASGIApp:
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
+    add_responses(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)
