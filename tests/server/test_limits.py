@@ -77,7 +77,7 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ("model", "characters"): ("completion", lambda n: {"model": "x" * n}),
     ("cache_salt", "characters"): ("completion", lambda n: {"cache_salt": "x" * n}),
     ("prompt", "prompts"): ("completion", lambda n: {"prompt": ["x"] * n}),
-    ("input", "prompts"): ("input", lambda n: {"input": ["x"] * n}),
+    ("input", "prompts or items"): ("input", lambda n: {"input": ["x"] * n}),
     ("stop", "characters"): ("completion", lambda n: {"stop": "x" * n}),
     ("stop", "strings"): ("completion", lambda n: {"stop": texts(n)}),
     ("stop[]", "characters"): ("completion", lambda n: {"stop": ["x", "x" * n]}),

@@ -34,6 +34,7 @@ class Answer(Response):
         streams: bool,
         media_type: str,
         stall_timeout: float,
+        failure: Callable[[ServerError, Scope], bytes],
         on_end: Callable[[ServerError | None], None],
     ) -> None:
         """Prepare the response.
@@ -43,6 +44,7 @@ class Answer(Response):
             streams: Whether the chunks are events of a stream; else there is one chunk.
             media_type: Content type of a single chunk.
             stall_timeout: Seconds after which a client that reads nothing is disconnected.
+            failure: Creates the event of an error after the start of a stream.
             on_end: Called at the end, with the error that was sent to the client, if any.
         """
         super().__init__()
@@ -50,6 +52,7 @@ class Answer(Response):
         self._kind = b"text/event-stream; charset=utf-8" if streams else media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
+        self._failure = failure
         self._on_end = on_end
         self._error: ServerError | None = None
         # Chunks of a stream: one more started than sent while the client does not read.
@@ -108,8 +111,7 @@ class Answer(Response):
             await self._send(send, api.stream_end)
         except Exception as error:  # noqa: BLE001  # as above
             self._error = reported(error)
-            told = api.error(self._error, scope["request_id"])
-            await self._send(send, api.error_event + told + b"\n\n" + api.stream_end)
+            await self._send(send, self._failure(self._error, scope) + api.stream_end)
         finally:
             pulse.cancel()
         await send({"type": "http.response.body", "body": b""})

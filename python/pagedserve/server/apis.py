@@ -62,3 +62,14 @@ def error_response(error: ServerError, scope: Scope) -> Response:
     api: Api = scope["api"]
     body = api.error(error, scope["request_id"])
     return Response(body, error.status, error.headers, media_type="application/json")
+
+
+def error_event(error: ServerError, scope: Scope) -> bytes:
+    """The event of an error in a stream, in the format of its request's API."""
+    api: Api = scope["api"]
+    return api.error_event + api.error(error, scope["request_id"]) + b"\n\n"
+
+
+def typed_event(kind: str, **fields: object) -> str:
+    """An event of a stream whose events have types."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import Depends, FastAPI, Form, Request
+from fastapi import FastAPI, Form, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -48,13 +48,13 @@ from pagedserve.server.protocol import (
     TokenizeBody,
     UnloadLoraBody,
 )
-from pagedserve.server.routing import JSON, STREAMED, answer, answer_id
+from pagedserve.server.responses import api as responses_api
+from pagedserve.server.responses.routes import add_responses
+from pagedserve.server.routing import FORM, JSON, STREAMED, answer_id, job_response
 from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
-    "/v1/responses",
-    "/v1/responses/{rest:path}",
     "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",
@@ -66,15 +66,6 @@ _WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-async def _check_form(request: Request) -> None:
-    """Refuse a body without the Content-Type of a form with files."""
-    given = request.headers.get("content-type", "")
-    if given.partition(";")[0].strip().lower() != "multipart/form-data":
-        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
-        raise ServerError(415, f"{said}; it must be multipart/form-data")
-
-
-_FORM: Final = [Depends(_check_form)]
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
 
@@ -95,6 +86,7 @@ def build_app(context: Context) -> ASGIApp:
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
     add_messages(app, context)
+    add_responses(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)
@@ -103,7 +95,8 @@ def build_app(context: Context) -> ASGIApp:
     if context.args.enable_admin_routes:
         _add_admin(app, context)
     _add_schema(app)
-    return _for_pages(Gate(app, context, {messages_api.ROOT: messages_api.MESSAGES}), context.args)
+    apis = {messages_api.ROOT: messages_api.MESSAGES, responses_api.ROOT: responses_api.RESPONSES}
+    return _for_pages(Gate(app, context, apis), context.args)
 
 
 def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
@@ -128,13 +121,13 @@ def _add_completions(app: FastAPI, context: Context) -> None:
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Complete prompts."""
         named = answer_id("cmpl-", request, body.request_id)
-        return answer(await completion_job(context, body, named), request)
+        return job_response(await completion_job(context, body, named), request)
 
     @app.post("/v1/chat/completions", responses=STREAMED, dependencies=JSON)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Generate the next message of a conversation."""
         named = answer_id("chatcmpl-", request, body.request_id)
-        return answer(await chat_job(context, body, named), request)
+        return job_response(await chat_job(context, body, named), request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -154,26 +147,26 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
     async def embeddings(body: EmbeddingBody, request: Request) -> Any:
         """Compute an embedding of each prompt."""
         named = answer_id("embd-", request, body.request_id)
-        return answer(await embedding_job(context, body, named), request)
+        return job_response(await embedding_job(context, body, named), request)
 
     @app.post("/pooling", dependencies=JSON)
     async def pooling(body: PoolingBody, request: Request) -> Any:
         """Compute the pooled output of each prompt."""
         named = answer_id("pool-", request, body.request_id)
-        return answer(await pooling_job(context, body, named), request)
+        return job_response(await pooling_job(context, body, named), request)
 
     @app.post("/classify", dependencies=JSON)
     async def classify(body: ClassificationBody, request: Request) -> Any:
         """Compute the class probabilities of each prompt."""
         named = answer_id("classify-", request, body.request_id)
-        return answer(await classification_job(context, body, named), request)
+        return job_response(await classification_job(context, body, named), request)
 
     @app.post("/score", dependencies=JSON)
     @app.post("/v1/score", dependencies=JSON, include_in_schema=False)
     async def score(body: ScoreBody, request: Request) -> Any:
         """Score the similarity of texts."""
         named = answer_id("score-", request, body.request_id)
-        return answer(await score_job(context, body, named), request)
+        return job_response(await score_job(context, body, named), request)
 
     @app.post("/rerank", dependencies=JSON)
     @app.post("/v1/rerank", dependencies=JSON, include_in_schema=False)
@@ -181,23 +174,23 @@ def _add_pooling(app: FastAPI, context: Context) -> None:
     async def rerank(body: RerankBody, request: Request) -> Any:
         """Rank documents by their relevance to a query."""
         named = answer_id("rerank-", request, body.request_id)
-        return answer(await rerank_job(context, body, named), request)
+        return job_response(await rerank_job(context, body, named), request)
 
 
 def _add_speech(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=_FORM)
+    @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=FORM)
     async def transcriptions(body: _SpeechForm, request: Request) -> Any:
         """Transcribe speech."""
         request.scope["arriving"].release()
         named = answer_id("trsc-", request, body.request_id)
-        return answer(await speech_job(context, body, named, "transcribe"), request)
+        return job_response(await speech_job(context, body, named, "transcribe"), request)
 
-    @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=_FORM)
+    @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=FORM)
     async def translations(body: _SpeechForm, request: Request) -> Any:
         """Translate speech to English text."""
         request.scope["arriving"].release()
         named = answer_id("trsl-", request, body.request_id)
-        return answer(await speech_job(context, body, named, "translate"), request)
+        return job_response(await speech_job(context, body, named, "translate"), request)
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ BOUNDS: Final = (
     Bound("model", 1024, "characters"),
     Bound("cache_salt", 1024, "characters"),
     Bound("prompt", MAX_PROMPTS, "prompts"),
-    Bound("input", MAX_PROMPTS, "prompts"),
+    Bound("input", MAX_PROMPTS, "prompts or items"),
     Bound("stop", 1024, "characters"),
     Bound("stop", 16, "strings"),  # each is searched in every text
     Bound("stop[]", 1024, "characters"),
@@ -114,7 +114,7 @@ MAX_FIELD_CHARS: Final = max(
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset(
-    {"prompt", "input", "query", "text_1", "text_2", "messages", "system"}
+    {"prompt", "input", "instructions", "query", "text_1", "text_2", "messages", "system"}
 )
 # Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}

@@ -1,13 +1,12 @@
 """``POST /v1/chat/completions``."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import Prompt
+from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.inputs.chat import text_of_content
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
@@ -22,28 +21,49 @@ from pagedserve.server.tools import AnswerReader, check_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """A validated conversation and how to run it, for the job of any API.
+class PreparedChat:
+    """A validated chat, for the job of any API.
 
     Attributes:
+        context: Context of the server.
+        body: The chat.
         model: The ``model`` of the response.
-        lora_request: Adapter to use.
         params: Sampling parameters.
-        prompt_size: Approximate number of tokens of the prompt.
-        make_prompts: Renders the conversation, after admission.
-        reader: Parser of its choices.
+        reader: Parser of the response.
+        names: Format of tokens in log-probabilities.
     """
 
+    context: Context
+    body: ChatBody
     model: str
-    lora_request: LoRARequest | None
     params: SamplingParams
-    prompt_size: int
-    make_prompts: Callable[[], Awaitable[list[Prompt]]]
     reader: AnswerReader
+    names: TokenNames
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Approximate number of tokens of its single prompt."""
+        return [sum(guessed_num_tokens(_text(message)) for message in self.body.messages)]
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        """Adapter to use."""
+        return self.context.adapters.get(self.model)
+
+    async def prompts(self) -> list[Prompt]:
+        """Render its single prompt."""
+        return self.rendered(await self.context.text.chat_prompt(self.body))
+
+    def rendered(self, prompt: TokensPrompt) -> list[Prompt]:
+        """Complete its prompt for the engine, and begin to parse after it."""
+        self.reader.begin_behind(prompt.get("prompt") or "")
+        token_ids = self.context.text.truncated(prompt["prompt_token_ids"], self.body)
+        prompt["prompt_token_ids"] = token_ids
+        return [salted(prompt, self.body)]
 
 
-async def checked_chat(context: Context, body: ChatBody) -> Chat:
-    """Validate a conversation.
+async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
+    """Validate a chat.
 
     Raises:
         RequestError: Fields are invalid.
@@ -61,46 +81,30 @@ async def checked_chat(context: Context, body: ChatBody) -> Chat:
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
     make_params = partial(chat_params, body, default, shows_tags=shows_tags)
-    return Chat(
-        model=model,
-        lora_request=context.adapters.get(model),
-        params=await context.for_body(make_params, num_bytes=body.num_bytes),
-        prompt_size=sum(guessed_num_tokens(_text(message)) for message in body.messages),
-        make_prompts=partial(_made, context, body, reader),
-        reader=reader,
+    params = await context.for_body(make_params, num_bytes=body.num_bytes)
+    detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
+    names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
+    return PreparedChat(
+        context=context, body=body, model=model, params=params, reader=reader, names=names
     )
 
 
 async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
-    """Validate a chat completion, and create its job.
-
-    Raises:
-        RequestError: Fields are invalid.
-        ServerError: Unknown model, or the model is still loading.
-    """
-    chat = await checked_chat(context, body)
-    detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
-    names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
+    """Create the job of a chat completion; it raises as ``prepare_chat`` does."""
+    chat = await prepare_chat(context, body)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return GenerationJob(
         context=context,
         body=body,
         params=chat.params,
-        prompt_sizes=[chat.prompt_size],
-        make_prompts=chat.make_prompts,
-        choices=ChatChoices(body, names, role, _echoed(body, role), chat.reader),
+        prompt_sizes=chat.prompt_sizes,
+        make_prompts=chat.prompts,
+        choices=ChatChoices(body, chat.names, role, _echoed(body, role), chat.reader),
         answer_id=answer_id,
         model=chat.model,
         lora_request=chat.lora_request,
         num_equal=num_equal_choices(body, chat.params),
     )
-
-
-async def _made(context: Context, body: ChatBody, reader: AnswerReader) -> list[Prompt]:
-    prompt = await context.text.chat_prompt(body)
-    reader.begin_behind(prompt.get("prompt") or "")
-    prompt["prompt_token_ids"] = context.text.truncated(prompt["prompt_token_ids"], body)
-    return [salted(prompt, body)]
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -71,8 +71,10 @@ class Gate:
         arriving = scope["arriving"] = _ArrivingBody(
             receive, self._context, self._max_body_bytes, self._max_open_bytes
         )
+        keys = self._accepted(_given_keys(headers))
+        scope["owner"] = keys[0] if keys else b""
         try:
-            refusal = self._refusal(path, headers)
+            refusal = self._refusal(path, headers, keys)
             if refusal is not None:
                 await error_response(refusal, scope)(scope, receive, send)
             else:
@@ -94,21 +96,31 @@ class Gate:
                 return api
         return OPENAI
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
-        if self._keys and path not in OPEN_PATHS:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            bearer = _digest(key if scheme.lower() == b"bearer" else b"")
-            named = _digest(headers.get(b"x-api-key", b""))
-            # All keys are compared, in constant time.
-            pairs = [(given, known) for given in (bearer, named) for known in self._keys]
-            if not any([hmac.compare_digest(*pair) for pair in pairs]):  # noqa: C419
-                text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
-                return ServerError(401, text)
+    def _accepted(self, keys: list[bytes]) -> list[bytes]:
+        """Those of some digests of keys that give access; all where no key is required."""
+        if not self._keys:
+            return keys
+        # All keys are compared, in constant time.
+        return [key for key in keys if any([hmac.compare_digest(key, each) for each in self._keys])]  # noqa: C419
+
+    def _refusal(
+        self, path: str, headers: dict[bytes, bytes], keys: list[bytes]
+    ) -> ServerError | None:
+        if not keys and path not in OPEN_PATHS:
+            text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
+            return ServerError(401, text)
         length = headers.get(b"content-length", b"0")
         is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
         if not is_number or int(length) > self._max_body_bytes:
             return _too_large(self._max_body_bytes)
         return None
+
+
+def _given_keys(headers: dict[bytes, bytes]) -> list[bytes]:
+    """Digests of the API keys of a request, at least one: that of no key is of an empty one."""
+    scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+    given = [bearer if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
+    return [_digest(key) for key in filter(None, given)] or [_digest(b"")]
 
 
 def _digest(key: bytes) -> bytes:

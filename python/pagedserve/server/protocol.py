@@ -73,7 +73,7 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Range of priorities and of seeds.
-_MAX_INT: Final = 2**63 - 1
+MAX_INT: Final = 2**63 - 1
 # Characters of a field's name that an error quotes.
 _MAX_NAME_CHARS: Final = 64
 
@@ -92,7 +92,7 @@ class EngineBody(SizedBody):
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT
 
     model: str | None = None
-    priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
+    priority: int = Field(default=0, ge=-MAX_INT, le=MAX_INT)
     request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
 
@@ -151,7 +151,7 @@ class Body(SamplingBody):
     """Fields of both kinds of completions."""
 
     n: int | None = _parameter("n", ge=1)
-    seed: int | None = _parameter("seed", ge=-_MAX_INT, le=_MAX_INT)
+    seed: int | None = _parameter("seed", ge=-MAX_INT, le=MAX_INT)
     max_tokens: int | None = _parameter("max_tokens")
     skip_special_tokens: bool | None = _parameter("skip_special_tokens")
     logit_bias: dict[str, float] | None = _parameter("logit_bias")
@@ -197,6 +197,8 @@ class CompletionBody(Body):
 
 class ChatBody(Body):
     """``POST /v1/chat/completions``."""
+
+    may_have_images: ClassVar[bool] = True
 
     messages: Messages
     max_completion_tokens: int | None = None
@@ -281,7 +283,7 @@ class SpeechBody(EngineBody):
     prompt: str | None = Field(default=None, description="Previous transcript.")
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: float = 0.0
-    seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
+    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stream: bool = False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
@@ -298,6 +300,7 @@ class TokenizeBody(SizedBody):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")
+    may_have_images: ClassVar[bool] = True
 
     model: str | None = None
     prompt: str | None = None

@@ -1,4 +1,4 @@
-"""What routes share: checks of content types, and responses of jobs."""
+"""What routes share: checks of content types, ids of responses, and responses of jobs."""
 
 from functools import partial
 from typing import Any, Final
@@ -25,8 +25,17 @@ async def _check_json(request: Request) -> None:
         raise ServerError(415, f"{said}; it must be application/json")
 
 
-# Dependency of routes with JSON bodies.
+async def _check_form(request: Request) -> None:
+    """Refuse a body without the Content-Type of a form with files."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "multipart/form-data":
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be multipart/form-data")
+
+
+# Dependencies of routes with JSON bodies, and with forms.
 JSON: Final = [Depends(_check_json)]
+FORM: Final = [Depends(_check_form)]
 
 
 def answer_id(prefix: str, request: Request, named: str | None) -> str:
@@ -34,13 +43,14 @@ def answer_id(prefix: str, request: Request, named: str | None) -> str:
     return f"{prefix}{named or request.scope['request_id']}"
 
 
-def answer(job: Job, request: Request) -> Response:
-    """The response of a job, logged and traced at its end."""
+def job_response(job: Job, request: Request) -> Response:
+    """Response of a job, which is logged and traced at its end."""
     return Answer(
         job.answer(),
         streams=job.streams,
         media_type=job.media_type,
         stall_timeout=job.context.args.stall_timeout,
+        failure=job.failure,
         on_end=partial(_request_ended, job, request),
     )
 

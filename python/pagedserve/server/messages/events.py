@@ -1,15 +1,10 @@
 """Events of a streamed message."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pagedserve.server.apis import typed_event
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
-
-
-def event(kind: str, **fields: object) -> str:
-    """An event of a stream."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
 
 
 class BlockEvents:
@@ -25,14 +20,16 @@ class BlockEvents:
         for block, text in self._reader.read(delta):
             if block is not self._open:
                 yield from self.of_end()
-                yield event("content_block_start", index=block.index, content_block=block.opened())
+                yield typed_event(
+                    "content_block_start", index=block.index, content_block=block.opened()
+                )
                 if block.index == 0:
-                    yield event("ping")
+                    yield typed_event("ping")
                 self._open = block
             if text:
-                yield event("content_block_delta", index=block.index, delta=block.delta(text))
+                yield typed_event("content_block_delta", index=block.index, delta=block.delta(text))
 
     def of_end(self) -> Iterator[str]:
         """Events that end the open block, if there is one."""
         if self._open is not None:
-            yield event("content_block_stop", index=self._open.index)
+            yield typed_event("content_block_stop", index=self._open.index)

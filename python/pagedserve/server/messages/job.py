@@ -8,14 +8,15 @@ from functools import partial
 from typing import Any
 
 from pagedserve.outputs import CompletionOutput
-from pagedserve.server.chat import checked_chat
+from pagedserve.server.apis import typed_event
+from pagedserve.server.chat import prepare_chat
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.job import TokenJob
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
 from pagedserve.server.messages.conversion import chat_of
-from pagedserve.server.messages.events import BlockEvents, event
+from pagedserve.server.messages.events import BlockEvents
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tools import AnswerReader
@@ -29,13 +30,13 @@ async def message_job(context: Context, body: MessagesBody, answer_id: str) -> "
         ServerError: Unknown model, or the model is still loading.
     """
     chat_body = await _chat_body(context, body)
-    chat = await checked_chat(context, chat_body)
+    chat = await prepare_chat(context, chat_body)
     return MessageJob(
         context=context,
         body=chat_body,
         params=chat.params,
-        prompt_sizes=[chat.prompt_size],
-        make_prompts=chat.make_prompts,
+        prompt_sizes=chat.prompt_sizes,
+        make_prompts=chat.prompts,
         answer_id=answer_id,
         model=chat.model,
         lora_request=chat.lora_request,
@@ -109,14 +110,14 @@ class MessageJob(TokenJob):
                 if not is_begun:
                     is_begun = True
                     start = self._message([], {"stop_reason": None, "stop_sequence": None})
-                    events.append(event("message_start", message=start))
+                    events.append(typed_event("message_start", message=start))
                 for completion in output.outputs:
                     events += blocks.of_delta(self._delta(completion))
                     if completion.finish_reason is not None:
                         end = self._end(completion)
                         events += blocks.of_end()
-                        events.append(event("message_delta", delta=end, usage=self._usage()))
-                        events.append(event("message_stop"))
+                        events.append(typed_event("message_delta", delta=end, usage=self._usage()))
+                        events.append(typed_event("message_stop"))
                 if events:
                     yield "".join(events).encode()
 

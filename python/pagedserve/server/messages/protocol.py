@@ -194,6 +194,7 @@ _KEEP_THINKING: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 class CountTokensBody(EngineBody):
     """``POST /v1/messages/count_tokens``: what becomes the prompt."""
 
+    may_have_images: ClassVar[bool] = True
     harmless: ClassVar[frozenset[str]] = frozenset(
         {"cache_control", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id"}
     )

@@ -14,7 +14,7 @@ from pagedserve.server.messages.protocol import (
     MessagesErrorBody,
     TokenCount,
 )
-from pagedserve.server.routing import JSON, STREAMED, answer, answer_id
+from pagedserve.server.routing import JSON, STREAMED, answer_id, job_response
 
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"model": MessagesErrorBody},
@@ -30,7 +30,7 @@ def add_messages(app: FastAPI, context: Context) -> None:
     async def messages(body: MessagesBody, request: Request) -> Any:
         """Generate the next message of a conversation, in Anthropic's format."""
         named = answer_id("msg_", request, body.request_id)
-        return answer(await message_job(context, body, named), request)
+        return job_response(await message_job(context, body, named), request)
 
     @app.post(f"{ROOT}/count_tokens", responses=_ERRORS, dependencies=JSON)
     async def count_tokens(body: CountTokensBody) -> TokenCount:
