@@ -49,12 +49,16 @@ class Script:
             found[row, self._token_ids[place] if is_text else formula.EOS] = 0
         return found
 
+    def write(self, text: str, **prompt: Any) -> None:
+        """Set what is generated after a prompt."""
+        self._begin = self.client.messages.count_tokens(**prompt).input_tokens
+        self._token_ids = formula.byte_tokenizer().encode(text)
+
     def create(self, text: str, **given: Any) -> Any:
         """The message that a text is read as, whole and streamed alike."""
         fields: Any = {"model": "formula", "messages": ASKED, "tools": TOOLS} | given
         counted = {name: fields[name] for name in fields.keys() - {"max_tokens", "stop_sequences"}}
-        self._begin = self.client.messages.count_tokens(**counted).input_tokens
-        self._token_ids = formula.byte_tokenizer().encode(text)
+        self.write(text, **counted)
         fields = {"max_tokens": 4096, "extra_body": {"temperature": 0}} | fields
         whole = self.client.messages.create(**fields)
         with self.client.messages.stream(**fields) as stream:
@@ -118,6 +122,33 @@ HOSTILE: Final = [
     "a" * 300,
     "event: error\ndata: {}\n\n",
 ]
+
+
+def test_the_tool_runner_of_the_package(scripted: Script) -> None:
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Look."""
+        return f"rain in {city}"
+
+    prompt: Any = {"model": "formula", "messages": ASKED, "tools": [weather.to_dict()]}
+    scripted.write(call("weather", {"city": "Rome"}), **prompt)
+    runner = scripted.client.beta.messages.tool_runner(
+        model="formula", max_tokens=4096, messages=ASKED, tools=[weather]
+    )
+    first = next(runner)
+    (use,) = first.content
+    result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": "rain in Rome"}
+    turns: Any = [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result]},
+    ]
+    scripted.write("It rains.", **prompt | {"messages": ASKED + turns})
+    (block,) = next(runner).content
+    assert block.text == "It rains."
+    assert list(runner) == []
+    thread: Any = {"thread": {"type": "create"}}
+    with pytest.raises(anthropic.BadRequestError, match="thread is {'type': 'create'}; it is not"):
+        scripted.client.messages.create(**prompt, max_tokens=1, extra_body=thread)
 
 
 def test_fifty_turns_with_tools(scripted: Script) -> None:

@@ -16,6 +16,11 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Details of a refusal, by the field that it names: the package anthropic then continues a
+# conversation without a thread.
+_DETAILS: Final = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+}
 # Status codes from this one on are errors of the server.
 _SERVER_FAILED: Final = 500
 
@@ -23,11 +28,10 @@ _SERVER_FAILED: Final = 500
 def _error_body(error: ServerError, request_id: str) -> object:
     other = "api_error" if error.status >= _SERVER_FAILED else "invalid_request_error"
     kind = _TYPES.get(error.status, other)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": scrubbed(error.message)},
-        "request_id": request_id,
-    }
+    shown: dict[str, object] = {"type": kind, "message": scrubbed(error.message)}
+    if error.param in _DETAILS:
+        shown["details"] = _DETAILS[error.param]
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 MESSAGES: Final = Api(

@@ -204,6 +204,7 @@ class CountTokensBody(EngineBody):
         "diagnostics": (),
         "mcp_servers": ([],),
         "output_format": (),
+        "thread": (),
     }
 
     messages: list[MessageParam] = Field(min_length=1)
@@ -290,6 +291,7 @@ class MessagesErrorDetail(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class MessagesErrorBody(BaseModel):
