@@ -18,6 +18,7 @@ from pagedserve.server.protocol import (
     ScoreBody,
     TokenizeBody,
 )
+from pagedserve.server.responses.body import ResponsesBody
 from tests.hostile.client import Target, chat, completion, request
 from tests.hostile.grammar_kinds import Sent
 from tests.hostile.junk import number, size, text, value
@@ -26,6 +27,7 @@ from tests.hostile.model import EXPLODING
 _MODELS: Final[dict[str, Any]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/embeddings": EmbeddingBody,
@@ -116,7 +118,11 @@ def wrong_types(rng: Random) -> Sent:
     body |= {name: value(rng) for name in rng.sample(names, rng.randrange(1, 5))}
     if path == "/v1/chat/completions":
         body.setdefault("messages", [{"role": "user", "content": value(rng)}])
-    body.setdefault("max_tokens", 4)
+    if path == "/v1/responses":
+        body.setdefault("input", value(rng))
+        body.setdefault("max_output_tokens", 4)
+    else:
+        body.setdefault("max_tokens", 4)
     return path, body
 
 

@@ -33,6 +33,7 @@ ENGINE: Final = {"max_model_len": LENGTH, "num_gpu_blocks": 30_000}
 ROUTES: Final = {
     "completion": "/v1/completions",
     "chat": "/v1/chat/completions",
+    "message": "/v1/messages",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "input": "/v1/embeddings",
@@ -44,6 +45,7 @@ ROUTES: Final = {
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "completion": {"prompt": PROMPT, "max_tokens": 1},
     "chat": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "message": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "tokenize": {"messages": [{"role": "user", "content": "x"}]},
     "detokenize": {},
     "input": {},
@@ -75,7 +77,7 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ("model", "characters"): ("completion", lambda n: {"model": "x" * n}),
     ("cache_salt", "characters"): ("completion", lambda n: {"cache_salt": "x" * n}),
     ("prompt", "prompts"): ("completion", lambda n: {"prompt": ["x"] * n}),
-    ("input", "prompts"): ("input", lambda n: {"input": ["x"] * n}),
+    ("input", "prompts or items"): ("input", lambda n: {"input": ["x"] * n}),
     ("stop", "characters"): ("completion", lambda n: {"stop": "x" * n}),
     ("stop", "strings"): ("completion", lambda n: {"stop": texts(n)}),
     ("stop[]", "characters"): ("completion", lambda n: {"stop": ["x", "x" * n]}),
@@ -103,6 +105,9 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
         "completion",
         lambda n: structured(grammar="x" * n),
     ),
+    ("stop_sequences", "strings"): ("message", lambda n: {"stop_sequences": texts(n)}),
+    ("stop_sequences[]", "characters"): ("message", lambda n: {"stop_sequences": ["x" * n]}),
+    ("system", "parts"): ("message", lambda n: {"system": [{"type": "text", "text": "x"}] * n}),
     ("messages", "messages"): (
         "chat",
         lambda n: {"messages": [{"role": "user", "content": "x"}] * n},
@@ -191,7 +196,9 @@ def test_a_bound_is_where_it_is_said_to_be(large: Served, bound: Bound) -> None:
     name = re.split(r"[.\[]", bound.path)[0]
     refused = post(large, route, fields(most + 1))
     error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, name)
+    assert (refused.status_code, error.get("param", name)) == (400, name)
+    assert ("param" in error) == (route != "message")  # whose errors name it in the text alone
+    assert error["message"].startswith(name)
     assert f" has {most + 1} {bound.unit}; at most {most} are accepted" in error["message"]
     answered = post(large, route, fields(most))
     assert "at most" not in answered.text

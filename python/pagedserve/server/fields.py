@@ -1,7 +1,7 @@
 """Objects within request bodies, and lists that are validated in a single pass."""
 
 import reprlib
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -102,8 +102,13 @@ class NullsLeftOut(BaseModel):
 
 
 class SizedBody(NullsLeftOut):
-    """A body that stores its size."""
+    """A body that stores its size.
 
+    Attributes:
+        may_have_images: Whether its strings may be images, which are longer than any text.
+    """
+
+    may_have_images: ClassVar[bool] = False
     _num_bytes: int = PrivateAttr(default=0)
 
     @property

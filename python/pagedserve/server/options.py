@@ -247,6 +247,14 @@ class ServerArgs:
         parse=parse_bytes,
         unset="8 times max_body_bytes",
     )
+    max_stored_response_bytes: int = option(
+        256 * _MIB,
+        checks.integer("at least 0", low=0),
+        "Maximum total size of stored responses and their inputs (/v1/responses); the least "
+        "recently used are dropped. 0 stores none.",
+        concern="limits",
+        parse=parse_bytes,
+    )
     max_connections: int | None = option(
         None,
         checks.optional_count(),

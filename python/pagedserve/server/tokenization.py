@@ -126,6 +126,19 @@ class Tokenization:
             partial(self._render, tokenizer, body, images), cost=body.num_bytes
         )
 
+    async def chat_token_ids(self, body: ChatBody | TokenizeBody) -> list[int]:
+        """Render and tokenize a conversation, outside the event loop.
+
+        Raises:
+            RequestError: The template does not accept the messages.
+            ServerError: 400, messages with images, or a chat template that is not allowed.
+        """
+        prompt = await self.chat_prompt(body)
+        if "multi_modal_data" in prompt:
+            text = "messages have images, whose tokens are not known before they are run"
+            raise ServerError(400, text, param="messages")
+        return [*map(int, prompt["prompt_token_ids"])]
+
     def check_length(self, text: str, name: str) -> None:
         """Refuse a text that is too long to tokenize.
 

@@ -209,6 +209,8 @@ class AnswerReader:
             is_last: Whether it is the end of the text.
             is_delta: Whether it is a delta of a stream.
         """
+        if not self.is_needed:
+            return {"content": text}
         reading = self._readings.get(index) or self._readings.setdefault(index, self._begin())
         if reading.named is not None:
             calls = [self._named_call(reading, text, is_delta=is_delta)]
