@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -20,6 +21,7 @@ from pagedserve.server.tools import held_by_format
 from tests.server.conftest import Process, Serve
 from tests.server.test_tool_schemas import SCHEMAS, TOOLS, VOCABULARY
 from tests.server.test_tools import MESSAGES, ask, checked, streamed
+from tests.server.test_tools import SCHEMAS as OPENAI_SCHEMAS
 from tests.server.test_tools import TOOLS as OPENAI_TOOLS
 
 GENERIC = TOOL_FORMATS["generic"]
@@ -232,3 +234,65 @@ def test_a_model_without_tools_calls_them(smollm2_server: Process) -> None:
         assert last.message.content or last.message.tool_calls
     assert "the chat template shows no tools" in smollm2_server.log
     assert smollm2_server.log.count("the chat template shows no tools") == 1
+
+
+def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Process) -> None:
+    messages: list[Any] = []
+    for city, days in (("Rome", 2), ("Berlin", 5)):
+        call = {"type": "tool_use", "id": f"call_{city}", "name": "weather"}
+        result = {"type": "tool_result", "tool_use_id": f"call_{city}", "content": "sunny"}
+        messages += [
+            {"role": "user", "content": f"Weather in {city} for {days} days?"},
+            {"role": "assistant", "content": [call | {"input": {"city": city, "days": days}}]},
+            {"role": "user", "content": [result]},
+            {"role": "assistant", "content": "It will be sunny."},
+        ]
+    messages.append({"role": "user", "content": "Weather in Paris for 3 days?"})
+    tools: Any = [{"name": name, "input_schema": schema} for name, schema in OPENAI_SCHEMAS.items()]
+    given: dict[str, Any] = {"model": "smollm2", "max_tokens": 60, "tools": tools, "temperature": 0}
+    with anthropic.Anthropic(base_url=smollm2_server.url, api_key="none") as client:
+        found = client.messages.create(messages=messages, **given)
+        assert found.stop_reason == "tool_use"
+        call = found.content[-1]
+        checked(call.name, json.dumps(call.input))
+        with client.messages.stream(messages=messages, **given) as stream:
+            num_deltas = sum(event.type == "input_json" for event in stream)
+            assert stream.get_final_message().content[-1].input == call.input
+        assert num_deltas > 1
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+        messages += [
+            {"role": "assistant", "content": found.content},
+            {"role": "user", "content": [result]},
+        ]
+        assert client.messages.create(messages=messages, **given).content
+
+
+def test_a_model_without_tools_calls_them_in_the_responses_api(smollm2_server: Process) -> None:
+    items: list[Any] = []
+    for city, days in (("Rome", 2), ("Berlin", 5)):
+        call = {"type": "function_call", "call_id": f"call_{city}", "name": "weather"}
+        items += [
+            {"role": "user", "content": f"Weather in {city} for {days} days?"},
+            call | {"arguments": json.dumps({"city": city, "days": days})},
+            {"type": "function_call_output", "call_id": f"call_{city}", "output": "sunny"},
+            {"role": "assistant", "content": "It will be sunny."},
+        ]
+    items.append({"role": "user", "content": "Weather in Paris for 3 days?"})
+    tools: Any = [
+        {"type": "function", "name": name, "parameters": schema}
+        for name, schema in OPENAI_SCHEMAS.items()
+    ]
+    given: dict[str, Any] = {"model": "smollm2", "tools": tools, "temperature": 0}
+    given |= {"max_output_tokens": 60, "store": False}
+    with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
+        found = client.responses.create(input=items, **given)
+        call = found.output[-1]
+        assert call.type == "function_call"
+        checked(call.name, call.arguments)
+        with client.responses.stream(input=items, **given) as stream:
+            kinds = [event.type for event in stream]
+            assert stream.get_final_response().output[-1].arguments == call.arguments
+        assert kinds.count("response.function_call_arguments.delta") > 1
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        items += [*found.output, output]
+        assert client.responses.create(input=items, **given).output

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tests.support.formula as formula
+from pagedserve.server.messages.blocks import ContentBlock
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
 from tests.server.test_messages import client_of
@@ -260,3 +261,19 @@ def test_images_of_a_model_that_takes_none_are_refused(scripted: Script) -> None
             scripted.client.messages.create(
                 model="formula", messages=[{"role": "user", "content": blocks}], max_tokens=9
             )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a": 1e400, "b": -0, "c": 1.0}', '{"a": 1e400, "b": -0, "c": 1.0}'),
+        (f'{{"a": {"9" * 5000}}}', f'{{"a": {"9" * 5000}}}'),
+        ('{"a": [1, 2, "b', '{"a": [1, 2]}'),
+        ("", "{}"),
+        ('{"a": 1e400, "b', '{"arguments": "{\\"a\\": 1e400, \\"b"}'),
+    ],
+)
+def test_the_input_of_a_call_stays_as_it_is_written(text: str, wanted: str) -> None:
+    block = ContentBlock(0, "tool_use", "id", "write")
+    head = '{"type": "tool_use", "id": "id", "name": "write", "input": '
+    assert block.whole(text) == f"{head}{wanted}}}"

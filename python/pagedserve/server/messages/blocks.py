@@ -1,10 +1,13 @@
 """Content blocks of a message, from the deltas of a chat."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic_core import from_json
+
+from pagedserve.server.tool_values import DECODER
 
 
 @dataclass(slots=True)
@@ -39,11 +42,12 @@ class ContentBlock:
             return {"type": "thinking_delta", "thinking": text}
         return {"type": "input_json_delta", "partial_json": text}
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """The block with its whole text."""
-        if self.kind == "tool_use":
-            return self.opened() | {"input": _input_of(text)}
-        return self.opened() | {self.kind: text}
+    def whole(self, text: str) -> str:
+        """JSON of the block with its whole text."""
+        if self.kind != "tool_use":
+            return json.dumps(self.opened() | {self.kind: text})
+        opened = json.dumps(self.opened())
+        return opened.removesuffix("{}}") + _input_of(text) + "}"
 
 
 @dataclass(slots=True)
@@ -83,10 +87,21 @@ class BlockReader:
         return self._last
 
 
-def _input_of(text: str) -> dict[str, Any]:
-    """Parse the input of a call; of one that was cut off, as far as it came."""
+def _input_of(text: str) -> str:
+    """JSON of the input of a call: unchanged, or what has arrived of one that was cut off."""
+    if _is_object(text):
+        return text
     try:
         found = from_json(text or "{}", allow_partial=True)
+        if isinstance(found, dict):
+            return json.dumps(found, allow_nan=False)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}
+        pass
+    return json.dumps({"arguments": text})
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(DECODER.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False

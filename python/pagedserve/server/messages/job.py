@@ -98,8 +98,10 @@ class MessageJob(TokenJob):
         found: dict[int, tuple[ContentBlock, list[str]]] = {}
         for block, text in BlockReader().read(self._delta(completion)):
             found.setdefault(block.index, (block, []))[1].append(text)
-        content = [block.whole("".join(texts)) for block, texts in found.values()]
-        return json.dumps(self._message(content, self._end(completion))).encode()
+        content = ", ".join(block.whole("".join(texts)) for block, texts in found.values())
+        message = json.dumps(self._message([], self._end(completion)))
+        # Strings have no such text: their quotes are escaped.
+        return message.replace('"content": []', f'"content": [{content}]', 1).encode()
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Events of a stream: all that are pending in one chunk."""
