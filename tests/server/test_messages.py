@@ -193,7 +193,11 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
             "thinking.budget_tokens is 1024",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice is 'required' without tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is 'any' without tools"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "zzz"}}}},
+            "output_config.format cannot be used at #",
+        ),
         ({"stop_sequences": [""]}, "stop_sequences.0"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17 strings"),
         ({"extra_body": {"temperature": -1}}, "temperature is -1"),

@@ -148,7 +148,7 @@ def test_the_tool_runner_of_the_package(scripted: Script) -> None:
     assert block.text == "It rains."
     assert list(runner) == []
     thread: Any = {"thread": {"type": "create"}}
-    with pytest.raises(anthropic.BadRequestError, match="thread is {'type': 'create'}; it is not"):
+    with pytest.raises(anthropic.BadRequestError, match="it is not supported here"):
         scripted.client.messages.create(**prompt, max_tokens=1, extra_body=thread)
 
 

@@ -517,16 +517,24 @@ def test_a_client_that_leaves_aborts_its_response(serve: Serve) -> None:
 def test_a_failure_within_a_stream(serve: Serve) -> None:
     with serve(chat_template=TEMPLATE) as server, client_of(server) as client:
         executor: Any = server.engine.model_executor
-        num_steps = 0
+        num_steps, is_begun = 0, threading.Event()
 
         def fail() -> None:
             nonlocal num_steps
             num_steps += 1
             if num_steps > 5:
+                is_begun.wait()
                 raise RuntimeError("no memory")
 
         executor.before_sampling = fail
-        events = streamed(client, max_output_tokens=50)
+        with client.responses.create(
+            model="formula", input="x", max_output_tokens=50, stream=True
+        ) as stream:
+            events = [next(stream)]
+            is_begun.set()
+            events += stream
+        for number, event in enumerate(events):
+            assert STRICT.validate_python(event.to_dict()).sequence_number == number
         assert events[-1].type == "response.failed"
         failed = events[-1].response
         assert failed.status == "failed"

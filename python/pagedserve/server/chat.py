@@ -1,5 +1,8 @@
 """``POST /v1/chat/completions``."""
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
@@ -96,6 +99,25 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     return PreparedChat(
         context=context, body=body, model=model, params=params, reader=reader, names=names
     )
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields of another API in errors, in the place of those of a chat.
+
+    Args:
+        names: What to write instead of fields and quoted values of a chat.
+    """
+    try:
+        yield
+    except RequestError as error:
+        text = str(error)
+        for name, shown in names.items():
+            text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
+        error.args = (text,)
+        if error.param in names:
+            error.param = names[error.param].partition(".")[0]
+        raise
 
 
 async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:

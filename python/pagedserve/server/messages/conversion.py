@@ -29,6 +29,8 @@ from pagedserve.server.protocol import ChatBody
 
 # Start of the result of a tool that failed: templates have no field for it.
 _ERROR: Final = "Error:"
+# What errors name instead of fields and values of a chat.
+NAMES: Final = {"response_format": "output_config.format", "'required'": "'any'"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 

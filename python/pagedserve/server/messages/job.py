@@ -9,13 +9,13 @@ from typing import Any
 
 from pagedserve.outputs import CompletionOutput
 from pagedserve.server.apis import typed_event
-from pagedserve.server.chat import prepare_chat
+from pagedserve.server.chat import prepare_chat, renamed_fields
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.job import TokenJob
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
-from pagedserve.server.messages.conversion import chat_of
+from pagedserve.server.messages.conversion import NAMES, chat_of
 from pagedserve.server.messages.events import BlockEvents
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.protocol import ChatBody
@@ -30,7 +30,8 @@ async def message_job(context: Context, body: MessagesBody, answer_id: str) -> "
         ServerError: Unknown model, or the model is still loading.
     """
     chat_body = await _chat_body(context, body)
-    chat = await prepare_chat(context, chat_body)
+    with renamed_fields(NAMES):
+        chat = await prepare_chat(context, chat_body)
     return MessageJob(
         context=context,
         body=chat_body,
@@ -83,9 +84,12 @@ class MessageJob(TokenJob):
         """Name of the field with the prompts."""
         return "messages"
 
-    def answer(self) -> AsyncGenerator[bytes, None]:
+    async def answer(self) -> AsyncGenerator[bytes, None]:
         """Chunks of its response, one unless it streams."""
-        return self._stream() if self.body.stream else self._whole()
+        async with aclosing(self._stream() if self.body.stream else self._whole()) as chunks:
+            with renamed_fields(NAMES):
+                async for chunk in chunks:
+                    yield chunk
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.outputs()) as outputs:

@@ -1,8 +1,6 @@
 """A request of the Responses API as a chat."""
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
@@ -20,25 +18,12 @@ from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.tokenization import Tokenization
 
 # Fields of a chat, and of this protocol, in messages of errors.
-_NAMES: Final = {
+NAMES: Final = {
     "messages": "input",
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
 }
-_NAME: Final = re.compile(rf"\b({'|'.join(_NAMES)})\b")
-
-
-@contextmanager
-def own_field_names() -> Iterator[None]:
-    """Name the fields of this protocol in errors, in the place of those of a chat."""
-    try:
-        yield
-    except RequestError as error:
-        error.args = (_NAME.sub(lambda found: _NAMES[found[0]], str(error), count=1),)
-        if error.param in _NAMES:
-            error.param = _NAMES[error.param].partition(".")[0]
-        raise
 
 
 def chat_of(

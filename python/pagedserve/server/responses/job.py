@@ -16,14 +16,14 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.apis import typed_event
-from pagedserve.server.chat import PreparedChat, prepare_chat
+from pagedserve.server.chat import PreparedChat, prepare_chat, renamed_fields
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.responses.body import ResponsesBody
-from pagedserve.server.responses.chat import chat_of, own_field_names, truncated_prompt
+from pagedserve.server.responses.chat import NAMES, chat_of, truncated_prompt
 from pagedserve.server.responses.items import ITEMS, Item, items_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.store import Key, Stored
@@ -56,7 +56,7 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         earlier = context.responses.conversation((owner, body.previous_response_id))
     num_bytes = body.num_bytes + sum(stored.num_bytes for stored in earlier)
     make_chat = partial(_chat, body, earlier, given, num_bytes, context.text.max_num_chars)
-    with own_field_names():
+    with renamed_fields(NAMES):
         chat = await prepare_chat(context, await context.for_body(make_chat, num_bytes=num_bytes))
     if body.has_logprobs and chat.reader.is_needed:
         raise RequestError(
@@ -148,7 +148,7 @@ class ResponsesJob(TokenJob):
         try:
             chunks = self._stream() if self.body.stream else self._whole()
             async with aclosing(chunks):
-                with own_field_names():
+                with renamed_fields(NAMES):
                     async for chunk in chunks:
                         yield chunk
         finally:
