@@ -552,7 +552,7 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     (
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "a"}]}]},
         "input",
-        "'input_file'",
+        "input.items.0.message.content.parts.0: Input tag 'input_file' found using 'type'",
     ),
     (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},

@@ -115,7 +115,7 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
         for name, shown in names.items():
             text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
         error.args = (text,)
-        if error.param in names:
+        if error.param is not None and error.param in names:
             error.param = names[error.param].partition(".")[0]
         raise
 

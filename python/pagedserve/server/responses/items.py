@@ -70,6 +70,15 @@ Part: TypeAlias = Annotated[
     TextPart | OutputTextPart | RefusalPart | ImagePart, Field(discriminator="type")
 ]
 Parts: TypeAlias = Annotated[list[Part], Field(max_length=_MAX_PARTS)]
+
+
+def _form_of_content(given: Any) -> str:
+    return "text" if isinstance(given, str) else "parts"
+
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Parts, Tag("parts")], Discriminator(_form_of_content)
+]
 _Id: TypeAlias = Annotated[str, Field(max_length=_MAX_ID_CHARS)]
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -80,7 +89,7 @@ class MessageItem(_Item):
     id: _Id | None = None
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Parts
+    content: Content
     status: _Status | None = None
 
 
@@ -101,7 +110,7 @@ class FunctionCallOutputItem(_Item):
     id: _Id | None = None
     type: Literal["function_call_output"]
     call_id: _Id
-    output: str | Parts
+    output: Content
     status: _Status | None = None
 
 
@@ -130,7 +139,7 @@ def item_type(given: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _form(given: Any) -> str:
+def _form_of_input(given: Any) -> str:
     return "text" if isinstance(given, str) else "items"
 
 
@@ -142,7 +151,7 @@ Item: TypeAlias = Annotated[
     Discriminator(item_type),
 ]
 Input: TypeAlias = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Item], Tag("items")], Discriminator(_form)
+    Annotated[str, Tag("text")] | Annotated[list[Item], Tag("items")], Discriminator(_form_of_input)
 ]
 ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 
