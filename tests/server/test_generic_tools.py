@@ -236,11 +236,15 @@ def test_a_model_without_tools_calls_them(smollm2_server: Process) -> None:
     assert smollm2_server.log.count("the chat template shows no tools") == 1
 
 
+# Cities and days of earlier calls, after which the model calls a tool again.
+EARLIER = (("Rome", 2), ("Berlin", 5), ("Rome", 4), ("Berlin", 1))
+
+
 def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Process) -> None:
     messages: list[Any] = []
-    for city, days in (("Rome", 2), ("Berlin", 5)):
-        call = {"type": "tool_use", "id": f"call_{city}", "name": "weather"}
-        result = {"type": "tool_result", "tool_use_id": f"call_{city}", "content": "sunny"}
+    for city, days in EARLIER:
+        call = {"type": "tool_use", "id": f"call_{days}", "name": "weather"}
+        result = {"type": "tool_result", "tool_use_id": f"call_{days}", "content": "sunny"}
         messages += [
             {"role": "user", "content": f"Weather in {city} for {days} days?"},
             {"role": "assistant", "content": [call | {"input": {"city": city, "days": days}}]},
@@ -249,7 +253,9 @@ def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Pr
         ]
     messages.append({"role": "user", "content": "Weather in Paris for 3 days?"})
     tools: Any = [{"name": name, "input_schema": schema} for name, schema in OPENAI_SCHEMAS.items()]
-    given: dict[str, Any] = {"model": "smollm2", "max_tokens": 60, "tools": tools, "temperature": 0}
+    given: dict[str, Any] = {"model": "smollm2", "max_tokens": 60, "tools": tools}
+    given["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    given["extra_body"] = {"temperature": 0}
     with anthropic.Anthropic(base_url=smollm2_server.url, api_key="none") as client:
         found = client.messages.create(messages=messages, **given)
         assert found.stop_reason == "tool_use"
@@ -269,12 +275,12 @@ def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Pr
 
 def test_a_model_without_tools_calls_them_in_the_responses_api(smollm2_server: Process) -> None:
     items: list[Any] = []
-    for city, days in (("Rome", 2), ("Berlin", 5)):
-        call = {"type": "function_call", "call_id": f"call_{city}", "name": "weather"}
+    for city, days in EARLIER:
+        call = {"type": "function_call", "call_id": f"call_{days}", "name": "weather"}
         items += [
             {"role": "user", "content": f"Weather in {city} for {days} days?"},
             call | {"arguments": json.dumps({"city": city, "days": days})},
-            {"type": "function_call_output", "call_id": f"call_{city}", "output": "sunny"},
+            {"type": "function_call_output", "call_id": f"call_{days}", "output": "sunny"},
             {"role": "assistant", "content": "It will be sunny."},
         ]
     items.append({"role": "user", "content": "Weather in Paris for 3 days?"})
@@ -283,11 +289,11 @@ def test_a_model_without_tools_calls_them_in_the_responses_api(smollm2_server: P
         for name, schema in OPENAI_SCHEMAS.items()
     ]
     given: dict[str, Any] = {"model": "smollm2", "tools": tools, "temperature": 0}
-    given |= {"max_output_tokens": 60, "store": False}
+    given |= {"max_output_tokens": 60, "store": False, "parallel_tool_calls": False}
     with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
         found = client.responses.create(input=items, **given)
         call = found.output[-1]
-        assert call.type == "function_call"
+        assert (call.type, found.status) == ("function_call", "completed")
         checked(call.name, call.arguments)
         with client.responses.stream(input=items, **given) as stream:
             kinds = [event.type for event in stream]
