@@ -243,11 +243,11 @@ EARLIER = (("Rome", 2), ("Berlin", 5), ("Rome", 4), ("Berlin", 1))
 def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Process) -> None:
     messages: list[Any] = []
     for city, days in EARLIER:
-        call = {"type": "tool_use", "id": f"call_{days}", "name": "weather"}
+        called = {"type": "tool_use", "id": f"call_{days}", "name": "weather"}
         result = {"type": "tool_result", "tool_use_id": f"call_{days}", "content": "sunny"}
         messages += [
             {"role": "user", "content": f"Weather in {city} for {days} days?"},
-            {"role": "assistant", "content": [call | {"input": {"city": city, "days": days}}]},
+            {"role": "assistant", "content": [called | {"input": {"city": city, "days": days}}]},
             {"role": "user", "content": [result]},
             {"role": "assistant", "content": "It will be sunny."},
         ]
@@ -257,13 +257,14 @@ def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Pr
     given["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
     given["extra_body"] = {"temperature": 0}
     with anthropic.Anthropic(base_url=smollm2_server.url, api_key="none") as client:
-        found = client.messages.create(messages=messages, **given)
+        found: Any = client.messages.create(messages=messages, **given)
         assert found.stop_reason == "tool_use"
         call = found.content[-1]
         checked(call.name, json.dumps(call.input))
         with client.messages.stream(messages=messages, **given) as stream:
             num_deltas = sum(event.type == "input_json" for event in stream)
-            assert stream.get_final_message().content[-1].input == call.input
+            last: Any = stream.get_final_message().content[-1]
+        assert last.input == call.input
         assert num_deltas > 1
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
         messages += [
@@ -276,10 +277,10 @@ def test_a_model_without_tools_calls_them_in_the_messages_api(smollm2_server: Pr
 def test_a_model_without_tools_calls_them_in_the_responses_api(smollm2_server: Process) -> None:
     items: list[Any] = []
     for city, days in EARLIER:
-        call = {"type": "function_call", "call_id": f"call_{days}", "name": "weather"}
+        called = {"type": "function_call", "call_id": f"call_{days}", "name": "weather"}
         items += [
             {"role": "user", "content": f"Weather in {city} for {days} days?"},
-            call | {"arguments": json.dumps({"city": city, "days": days})},
+            called | {"arguments": json.dumps({"city": city, "days": days})},
             {"type": "function_call_output", "call_id": f"call_{days}", "output": "sunny"},
             {"role": "assistant", "content": "It will be sunny."},
         ]
@@ -291,13 +292,14 @@ def test_a_model_without_tools_calls_them_in_the_responses_api(smollm2_server: P
     given: dict[str, Any] = {"model": "smollm2", "tools": tools, "temperature": 0}
     given |= {"max_output_tokens": 60, "store": False, "parallel_tool_calls": False}
     with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
-        found = client.responses.create(input=items, **given)
+        found: Any = client.responses.create(input=items, **given)
         call = found.output[-1]
         assert (call.type, found.status) == ("function_call", "completed")
         checked(call.name, call.arguments)
         with client.responses.stream(input=items, **given) as stream:
             kinds = [event.type for event in stream]
-            assert stream.get_final_response().output[-1].arguments == call.arguments
+            last: Any = stream.get_final_response().output[-1]
+        assert last.arguments == call.arguments
         assert kinds.count("response.function_call_arguments.delta") > 1
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
         items += [*found.output, output]
