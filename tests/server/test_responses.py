@@ -216,6 +216,25 @@ class Person(BaseModel):
     age: int = Field(ge=10, le=99)
 
 
+def test_input_tokens_are_those_of_the_response(client: openai.OpenAI) -> None:
+    first = create(client, **says("a"))
+    for given in (
+        {"input": "hello"},
+        {"input": [{"role": "user", "content": "hello"}], "instructions": "be brief"},
+        {"input": "and you?", "previous_response_id": first.id},
+    ):
+        fields: Any = {"model": "formula"} | given
+        counted = client.responses.input_tokens.count(**fields)
+        assert counted.object == "response.input_tokens"
+        answer = client.responses.create(**fields, max_output_tokens=1)
+        assert answer.usage is not None
+        assert counted.input_tokens == answer.usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match="no response 'resp_none' is stored"):
+        client.responses.input_tokens.count(input="x", previous_response_id="resp_none")
+    with pytest.raises(openai.InternalServerError, match="responses/compact is not supported"):
+        client.responses.compact(model="formula", input="x")
+
+
 def test_formats_of_the_text(client: openai.OpenAI) -> None:
     given: Any = {"model": "formula", "input": "x", "max_output_tokens": 100, "temperature": 0}
     given["extra_body"] = {"allowed_token_ids": [*VISIBLE, EOS]}
@@ -530,7 +549,7 @@ def test_a_failure_within_a_stream(serve: Serve) -> None:
         with client.responses.create(
             model="formula", input="x", max_output_tokens=50, stream=True
         ) as stream:
-            events = [next(stream)]
+            events: list[Any] = [next(stream)]
             is_begun.set()
             events += stream
         for number, event in enumerate(events):

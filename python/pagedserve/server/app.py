@@ -55,6 +55,7 @@ from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
+    "/v1/responses/compact",
     "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",

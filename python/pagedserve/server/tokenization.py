@@ -130,13 +130,13 @@ class Tokenization:
         """Render and tokenize a conversation, outside the event loop.
 
         Raises:
-            RequestError: The template does not accept the messages.
-            ServerError: 400, messages with images, or a chat template that is not allowed.
+            RequestError: The template does not accept the messages, or they have images.
+            ServerError: 400, a chat template that is not allowed.
         """
         prompt = await self.chat_prompt(body)
         if "multi_modal_data" in prompt:
-            text = "messages have images, whose tokens are not known before they are run"
-            raise ServerError(400, text, param="messages")
+            text = "messages has images, whose tokens are not known before they are run"
+            raise RequestError(text, param="messages")
         return [*map(int, prompt["prompt_token_ids"])]
 
     def check_length(self, text: str, name: str) -> None:

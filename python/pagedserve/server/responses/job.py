@@ -48,16 +48,10 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         RequestError: Fields are invalid, or the template does not accept the items.
         ServerError: Unknown model or previous response, or the model is still loading.
     """
-    await context.check_ready()
-    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     given = items_of(body.input)
-    earlier: Sequence[Stored] = ()
-    if body.previous_response_id is not None:
-        earlier = context.responses.conversation((owner, body.previous_response_id))
-    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in earlier)
-    make_chat = partial(_chat, body, earlier, given, num_bytes, context.text.max_num_chars)
+    chat_body = await _chat_body(context, body, given, owner)
     with renamed_fields(NAMES):
-        chat = await prepare_chat(context, await context.for_body(make_chat, num_bytes=num_bytes))
+        chat = await prepare_chat(context, chat_body)
     if body.has_logprobs and chat.reader.is_needed:
         raise RequestError(
             "include has message.output_text.logprobs with tools or on a server with "
@@ -77,6 +71,39 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         owner=owner,
         items=given,
     )
+
+
+async def num_input_tokens(context: Context, body: ResponsesBody, owner: bytes) -> int:
+    """Count the tokens of the prompt of a request.
+
+    Args:
+        context: Context of the server.
+        body: The request.
+        owner: Digest of its API key.
+
+    Raises:
+        RequestError: Fields are invalid, the template does not accept the items, or images.
+        ServerError: Unknown model or previous response, or the model is still loading.
+    """
+    chat_body = await _chat_body(context, body, items_of(body.input), owner)
+    context.model_name(body.model)
+    with renamed_fields(NAMES):
+        return len(await context.text.chat_token_ids(chat_body))
+
+
+async def _chat_body(
+    context: Context, body: ResponsesBody, given: Sequence[Item], owner: bytes
+) -> ChatBody:
+    """Validate a request with its items, and convert it to a chat."""
+    await context.check_ready()
+    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    earlier: Sequence[Stored] = ()
+    if body.previous_response_id is not None:
+        earlier = context.responses.conversation((owner, body.previous_response_id))
+    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in earlier)
+    make_chat = partial(_chat, body, earlier, given, num_bytes, context.text.max_num_chars)
+    with renamed_fields(NAMES):
+        return await context.for_body(make_chat, num_bytes=num_bytes)
 
 
 def _chat(

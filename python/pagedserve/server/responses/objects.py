@@ -118,6 +118,13 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None
 
 
+class InputTokens(BaseModel):
+    """Number of tokens of the input of a response."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class DeletedResponse(BaseModel):
     """Confirmation of a deletion."""
 

@@ -11,8 +11,13 @@ from pagedserve.server.errors import ServerError
 from pagedserve.server.responses.api import ROOT
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.items import ITEMS, Item
-from pagedserve.server.responses.job import responses_job
-from pagedserve.server.responses.objects import DeletedResponse, ItemList, ResponseObject
+from pagedserve.server.responses.job import num_input_tokens, responses_job
+from pagedserve.server.responses.objects import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseObject,
+)
 from pagedserve.server.responses.store import Key
 from pagedserve.server.routing import JSON, STREAMED, job_response
 
@@ -28,6 +33,12 @@ def add_responses(app: FastAPI, context: Context) -> None:
     async def create_response(body: ResponsesBody, request: Request) -> Any:
         """Generate a response."""
         return job_response(await responses_job(context, body, request.scope["owner"]), request)
+
+    @app.post(f"{ROOT}/input_tokens", dependencies=JSON)
+    async def count_input_tokens(body: ResponsesBody, request: Request) -> InputTokens:
+        """Count the tokens of the input of a response, with what it continues."""
+        num_tokens = await num_input_tokens(context, body, request.scope["owner"])
+        return InputTokens(input_tokens=num_tokens)
 
 
 def _add_stored(app: FastAPI, context: Context) -> None:
