@@ -8,6 +8,7 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
+from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.protocol import (
     ABSENT,
     ChatBody,
@@ -27,7 +28,10 @@ from tests.hostile.model import EXPLODING
 _MODELS: Final[dict[str, Any]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/embeddings": EmbeddingBody,
@@ -116,9 +120,9 @@ def wrong_types(rng: Random) -> Sent:
     names = [*_MODELS[path].model_fields, *ABSENT]
     body: dict[str, Any] = dict({"prompt": "a"} if "prompt" in _MODELS[path].model_fields else {})
     body |= {name: value(rng) for name in rng.sample(names, rng.randrange(1, 5))}
-    if path == "/v1/chat/completions":
+    if path in {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"}:
         body.setdefault("messages", [{"role": "user", "content": value(rng)}])
-    if path == "/v1/responses":
+    if path.startswith("/v1/responses"):
         body.setdefault("input", value(rng))
         body.setdefault("max_output_tokens", 4)
     else:
