@@ -8,6 +8,7 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
+from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.protocol import (
     ABSENT,
     ChatBody,
@@ -18,6 +19,7 @@ from pagedserve.server.protocol import (
     ScoreBody,
     TokenizeBody,
 )
+from pagedserve.server.responses.body import ResponsesBody
 from tests.hostile.client import Target, chat, completion, request
 from tests.hostile.grammar_kinds import Sent
 from tests.hostile.junk import number, size, text, value
@@ -26,6 +28,10 @@ from tests.hostile.model import EXPLODING
 _MODELS: Final[dict[str, Any]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/embeddings": EmbeddingBody,
@@ -114,9 +120,13 @@ def wrong_types(rng: Random) -> Sent:
     names = [*_MODELS[path].model_fields, *ABSENT]
     body: dict[str, Any] = dict({"prompt": "a"} if "prompt" in _MODELS[path].model_fields else {})
     body |= {name: value(rng) for name in rng.sample(names, rng.randrange(1, 5))}
-    if path == "/v1/chat/completions":
+    if path in {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"}:
         body.setdefault("messages", [{"role": "user", "content": value(rng)}])
-    body.setdefault("max_tokens", 4)
+    if path.startswith("/v1/responses"):
+        body.setdefault("input", value(rng))
+        body.setdefault("max_output_tokens", 4)
+    else:
+        body.setdefault("max_tokens", 4)
     return path, body
 
 

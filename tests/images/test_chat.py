@@ -204,4 +204,4 @@ def test_what_an_image_cannot_have_is_refused_by_name(served: tuple[Served, Fami
         assert said in found.json()["error"]["message"]
     found = server.http.post("/tokenize", json={"messages": message(picture(1))})
     assert found.status_code == 400
-    assert "messages have images" in found.json()["error"]["message"]
+    assert "messages has images" in found.json()["error"]["message"]

@@ -113,6 +113,13 @@ def test_what_is_no_argument_of_a_call_reaches_the_template_as_it_is(
     assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello"
 
 
+def test_arguments_that_are_nested_too_deeply_stay_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = "{{ 'hello' if messages[1].tool_calls[0].function.arguments is string }}"
+    call = {"type": "function", "function": {"name": "search", "arguments": "[" * 100_000}}
+    messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello"
+
+
 def test_a_last_message_can_be_continued(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "hello"}]
     prompt = chat_prompt(

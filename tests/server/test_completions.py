@@ -289,8 +289,10 @@ def test_keys_guard_all_but_probes(serve: Serve) -> None:
         for path in ("/v1/models", "/load", "/server_info", "/openapi.json"):
             assert served.http.get(path).status_code == 401
             for key in ("first", "second"):
-                good = {"Authorization": f"Bearer {key}"}
-                assert served.http.get(path, headers=good).status_code == 200
+                for good in ({"Authorization": f"Bearer {key}"}, {"X-API-Key": key}):
+                    assert served.http.get(path, headers=good).status_code == 200
+            for bad in ({"Authorization": "Basic first"}, {"X-API-Key": "Bearer first"}):
+                assert served.http.get(path, headers=bad).status_code == 401
         bad = {"Authorization": "Bearer third"}
         answer = served.http.post("/v1/completions", json={"prompt": "x"}, headers=bad)
         assert answer.json()["error"]["type"] == "AuthenticationError"

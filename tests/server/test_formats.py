@@ -69,6 +69,18 @@ def test_a_constraint_may_be_given_in_both_spellings() -> None:
     assert bound(guided_json_object=False) is None
 
 
+def test_strict_schemas_are_closed() -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    for strict in (True, False, None):
+        given = {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
+        wanted = bound(response_format=given, guided_json=schema)
+        assert wanted.disable_additional_properties == bool(strict)
+        assert wanted.json == bound(guided_json=schema).json
+        body = CompletionBody.model_validate({"prompt": "a", "response_format": given})
+        found = completion_params(body, SamplingParams(), closes=False).structured_outputs
+        assert found == bound(guided_json=schema)
+
+
 @pytest.mark.parametrize(
     ("body", "refusal", "param"),
     [

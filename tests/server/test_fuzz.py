@@ -17,7 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody, MessagesErrorBody
 from pagedserve.server.protocol import ABSENT, ChatBody, CompletionBody, ErrorBody, TokenizeBody
+from pagedserve.server.responses.body import ResponsesBody
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.examples import examples
 
@@ -73,6 +75,14 @@ JSON = st.recursive(
 MESSAGES = st.lists(
     st.dictionaries(st.sampled_from(["role", "content", "name"]), JSON, max_size=3), max_size=3
 )
+ITEMS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["type", "role", "content", "call_id", "name", "arguments", "output"]),
+        JSON | st.sampled_from(["message", "function_call", "function_call_output", "user"]),
+        max_size=5,
+    ),
+    max_size=3,
+)
 
 
 def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
@@ -82,8 +92,11 @@ def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         {"prompt": st.text(max_size=9) | st.lists(st.integers(0, 256), min_size=1, max_size=9)}
         if "prompt" in kind.model_fields
         else {"messages": MESSAGES}
+        if "messages" in kind.model_fields
+        else {"input": st.text(max_size=9) | ITEMS}
     )
-    short = st.fixed_dictionaries({}, optional={"max_tokens": st.integers(0, 9)})
+    most = "max_tokens" if "max_tokens" in kind.model_fields else "max_output_tokens"
+    short = st.fixed_dictionaries({}, optional={most: st.integers(0, 9)})
     return st.builds(
         lambda *parts: {name: value for part in parts for name, value in part.items()},
         good,
@@ -98,6 +111,9 @@ def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         ("/v1/completions", CompletionBody),
         ("/v1/chat/completions", ChatBody),
         ("/tokenize", TokenizeBody),
+        ("/v1/messages", MessagesBody),
+        ("/v1/messages/count_tokens", CountTokensBody),
+        ("/v1/responses", ResponsesBody),
     ],
 )
 def test_whatever_comes_is_answered_or_refused(
@@ -111,9 +127,24 @@ def test_whatever_comes_is_answered_or_refused(
         headers = {"Content-Type": "application/json"}
         answer = fuzzed.http.post(path, content=json.dumps(body), headers=headers)
         assert answer.status_code in STATUSES, answer.text
-        check(answer)
+        if kind in (MessagesBody, CountTokensBody):
+            check_message(answer)
+        else:
+            check(answer)
 
     sends()
+
+
+def check_message(answer: httpx.Response) -> None:
+    """A response of the Messages API is what it states."""
+    if answer.status_code != 200:
+        error = MessagesErrorBody.model_validate_json(answer.content)
+        assert error.request_id == answer.headers["request-id"]
+        assert error.error.message
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.text.endswith('data: {"type": "message_stop"}\n\n')
+    else:
+        assert answer.json()
 
 
 def check(answer: httpx.Response) -> None:

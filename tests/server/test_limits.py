@@ -33,6 +33,7 @@ ENGINE: Final = {"max_model_len": LENGTH, "num_gpu_blocks": 30_000}
 ROUTES: Final = {
     "completion": "/v1/completions",
     "chat": "/v1/chat/completions",
+    "message": "/v1/messages",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "input": "/v1/embeddings",
@@ -44,6 +45,7 @@ ROUTES: Final = {
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "completion": {"prompt": PROMPT, "max_tokens": 1},
     "chat": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "message": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "tokenize": {"messages": [{"role": "user", "content": "x"}]},
     "detokenize": {},
     "input": {},
@@ -75,7 +77,7 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ("model", "characters"): ("completion", lambda n: {"model": "x" * n}),
     ("cache_salt", "characters"): ("completion", lambda n: {"cache_salt": "x" * n}),
     ("prompt", "prompts"): ("completion", lambda n: {"prompt": ["x"] * n}),
-    ("input", "prompts"): ("input", lambda n: {"input": ["x"] * n}),
+    ("input", "prompts or items"): ("input", lambda n: {"input": ["x"] * n}),
     ("stop", "characters"): ("completion", lambda n: {"stop": "x" * n}),
     ("stop", "strings"): ("completion", lambda n: {"stop": texts(n)}),
     ("stop[]", "characters"): ("completion", lambda n: {"stop": ["x", "x" * n]}),
@@ -103,6 +105,9 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
         "completion",
         lambda n: structured(grammar="x" * n),
     ),
+    ("stop_sequences", "strings"): ("message", lambda n: {"stop_sequences": texts(n)}),
+    ("stop_sequences[]", "characters"): ("message", lambda n: {"stop_sequences": ["x" * n]}),
+    ("system", "parts"): ("message", lambda n: {"system": [{"type": "text", "text": "x"}] * n}),
     ("messages", "messages"): (
         "chat",
         lambda n: {"messages": [{"role": "user", "content": "x"}] * n},
@@ -191,7 +196,9 @@ def test_a_bound_is_where_it_is_said_to_be(large: Served, bound: Bound) -> None:
     name = re.split(r"[.\[]", bound.path)[0]
     refused = post(large, route, fields(most + 1))
     error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, name)
+    assert (refused.status_code, error.get("param", name)) == (400, name)
+    assert ("param" in error) == (route != "message")  # whose errors name it in the text alone
+    assert error["message"].startswith(name)
     assert f" has {most + 1} {bound.unit}; at most {most} are accepted" in error["message"]
     answered = post(large, route, fields(most))
     assert "at most" not in answered.text
@@ -381,14 +388,19 @@ def test_an_assistant_that_called_a_tool_needs_no_content(large: Served) -> None
     assert post(large, "chat", {"messages": messages}).status_code == 200
 
 
-def test_reasoning_effort_is_a_variable_of_the_template(large: Served) -> None:
-    for body in ({"reasoning_effort": "high"}, {"reasoning_effort": "none"}, {}):
-        answer = post(large, "chat", body | {"return_token_ids": True})
-        assert answer.status_code == 200
-    template = "{{ reasoning_effort }}"
+@pytest.mark.parametrize("name", ["reasoning_effort", "verbosity"])
+def test_the_effort_is_a_variable_of_the_template(large: Served, name: str) -> None:
+    for body in ({name: "high"}, {}):
+        assert post(large, "chat", body).status_code == 200
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large.context.text, "chat_template", template)
-        answer = post(large, "chat", {"reasoning_effort": "high", "return_token_ids": True})
+        patch.setattr(large.context.text, "chat_template", f"{{{{ {name} }}}}")
+        answer = post(large, "chat", {name: "high", "return_token_ids": True})
         assert answer.json()["prompt_token_ids"] == encode("high")
+        own = {name: "high", "chat_template_kwargs": {name: "low"}, "return_token_ids": True}
+        assert post(large, "chat", own).json()["prompt_token_ids"] == encode("low")
+
+
+def test_only_efforts_of_openai_are_accepted(large: Served) -> None:
+    assert post(large, "chat", {"reasoning_effort": "none"}).status_code == 200
     answer = post(large, "chat", {"reasoning_effort": "huge"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")

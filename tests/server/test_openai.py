@@ -124,7 +124,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model="smollm2",
             messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            tools=[{"type": "function", "function": {"name": ""}}],
         )
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pagedserve.server.tag_stream import Parts, TagStream
+from pagedserve.server.tag_stream import TagStream
 from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
-from pagedserve.server.tool_readers import Call
+from pagedserve.server.tool_readers import Call, Parts
 
 SCHEMAS: dict[str, Any] = {
     "weather": {
@@ -25,6 +25,7 @@ GIVEN = json.dumps(ARGUMENTS, ensure_ascii=False)
 # One call, as each family writes it.
 TEXTS = {
     "hermes": f"<tool_call>\n{OBJECT}\n</tool_call>",
+    "generic": f"<tool_call>\n{OBJECT}\n</tool_call>",
     "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
     "mistral": f"[TOOL_CALLS][{OBJECT}]",
     "granite": f"<|tool_call|>[{OBJECT}]",
@@ -323,7 +324,6 @@ def test_python_that_is_no_call_is_content(text: str) -> None:
     [
         '{"city": NaN}',
         '{"city": -Infinity}',
-        '{"city": 1e999}',
         '["Rome"]',
         "5",
         "null",
@@ -339,7 +339,7 @@ def test_halves_of_characters_stay_escapes() -> None:
     arguments = r'{"city": "\ud800 \ud83d\ude00"}'
     text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     (call,) = read([text], "hermes").calls
-    assert call.arguments == '{"city": "\\ud800 \U0001f600"}'
+    assert call.arguments == arguments
 
 
 def test_json_that_names_no_tool_is_content_where_no_tag_stands_before_it() -> None:
@@ -376,8 +376,9 @@ def test_thoughts_end_at_the_first_tag_and_begin_once() -> None:
         ("<|python_tag|>", "llama3_json"),
         ("<｜tool▁calls▁begin｜> ```json", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
-        ("plain", None),
-        (None, None),
+        ("{% if tools %}{{ tools }}{% endif %}", None),
+        ("plain", "generic"),
+        (None, "generic"),
     ],
 )
 def test_the_chat_template_says_how_calls_are_written(text: str | None, name: str | None) -> None:

@@ -7,11 +7,19 @@ from typing import Any
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import ValidationError
 
 from pagedserve import RequestError
+from pagedserve.server.bounds import MAX_DEPTH
 from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tool_formats import TOOL_FORMATS
 from pagedserve.server.tool_schemas import schema_of_calls
-from pagedserve.server.tools import check_tools, forced_by_choice
+from pagedserve.server.tools import (
+    check_tools,
+    forced_by_choice,
+    held_by_format,
+    is_chosen_by_model,
+)
 
 ITEM = {"type": "object", "additionalProperties": False}
 
@@ -201,15 +209,19 @@ def test_two_schemas_of_one_id_are_refused() -> None:
     assert refusal.value.param == "tools"
 
 
-def test_parameters_that_are_nested_too_deeply_are_refused() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(5000):
+@pytest.mark.parametrize("num_levels", [MAX_DEPTH - 1, MAX_DEPTH, 5000])
+def test_parameters_that_are_nested_too_deeply_are_refused(num_levels: int) -> None:
+    deep: Any = {}
+    for _ in range(num_levels - 1):
         deep = {"items": deep}
-    given = body({"type": "object"})
+    given = body({"type": "object"})  # whose schemas are in a mapping by name
     assert given.tools is not None
-    given.tools[0].function.parameters = {"type": "object", "properties": {"a": deep}}
-    with pytest.raises(RequestError, match="nested too deeply"):
-        forced_by_choice(given)
+    given.tools[0].function.parameters = deep
+    if num_levels < MAX_DEPTH:
+        assert forced_by_choice(given) is not None
+    else:
+        with pytest.raises(RequestError, match=f"tools is nested deeper than {MAX_DEPTH} lists"):
+            forced_by_choice(given)
 
 
 @pytest.mark.parametrize("choice", ["required", "auto", None])
@@ -217,6 +229,36 @@ def test_parameters_that_are_nested_too_deeply_are_refused() -> None:
 def test_parameters_of_another_type_are_refused(kind: Any, choice: str | None) -> None:
     with pytest.raises(RequestError, match=r"tools has f1, whose parameters .* an object"):
         check_tools(body({"type": "object"}, {"type": kind}, choice=choice))
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_calls_are_those_of_allowed_tools() -> None:
+    given = body({}, {}, {}, choice=allowed("required", "f0", "f2"))
+    check_tools(given)
+    assert [tool.function.name for tool in given.usable_tools] == ["f0", "f2"]
+    forced = forced_by_choice(given)
+    assert forced is not None
+    assert forced.json is not None
+    start = matcher(json.loads(forced.json))
+    for name, may_be in (("f0", True), ("f1", False), ("f2", True)):
+        assert may_be_written(start, [{"name": name, "parameters": {}}]) == may_be
+    free = body({}, {}, choice=allowed("auto", "f1"))
+    assert forced_by_choice(free) is None
+    assert is_chosen_by_model(free)
+    held = held_by_format(free, TOOL_FORMATS["generic"])
+    assert held is not None
+    assert held.grammar is not None
+    assert '"f1"' in held.grammar
+    assert '"f0"' not in held.grammar
+    with pytest.raises(RequestError, match="tool_choice names 'g'; tools has f0"):
+        check_tools(body({}, choice=allowed("auto", "f0", "g")))
+    for wrong in (allowed("none", "f0"), allowed("auto")):
+        with pytest.raises(ValidationError):
+            body({}, choice=wrong)
 
 
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "f0"}}])

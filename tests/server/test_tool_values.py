@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_values import dumps, typed, typed_arguments
+from pagedserve.server.tool_values import typed, typed_arguments
 
 ROOT: dict[str, Any] = {
     "type": "object",
@@ -57,7 +57,7 @@ ROOT: dict[str, Any] = {
     ],
 )
 def test_digits_stay_a_text_unless_the_schema_names_numbers_alone(schema: Any) -> None:
-    assert typed("12345", schema, ROOT) == "12345"
+    assert typed("12345", schema, ROOT) == '"12345"'
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,8 @@ def test_digits_stay_a_text_unless_the_schema_names_numbers_alone(schema: Any) -
         ("null", {"enum": ["null", "x"]}, "null"),
         ("NaN", {"type": "number"}, "NaN"),
         ("-Infinity", {"type": ["number"]}, "-Infinity"),
-        ("1e999", {"type": "number"}, "1e999"),
         ("[1, NaN]", {"type": "array"}, "[1, NaN]"),
-        ("9" * 5000, {"type": "integer"}, "9" * 5000),
+        ("9" * 5000, {"type": "string"}, "9" * 5000),
         ("[" * 5000, {"type": "array"}, "[" * 5000),
         ("[1]", {"type": "array"}, [1]),
         ('{"a": 1}', {"type": "object"}, {"a": 1}),
@@ -102,9 +101,33 @@ def test_digits_stay_a_text_unless_the_schema_names_numbers_alone(schema: Any) -
     ],
 )
 def test_a_text_is_what_its_schema_names(text: str, schema: Any, value: object) -> None:
-    found = typed(text, schema, ROOT)
+    found = json.loads(typed(text, schema, ROOT), parse_constant=pytest.fail)
     assert (found, type(found)) == (value, type(value))
-    json.loads(dumps(found), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1e999", "number"),
+        ("1e999", "integer"),
+        ("9" * 5000, "integer"),
+        ("-9" + "9" * 5000, "number"),
+        ("12345678901234567890", "integer"),
+        ("1.0", "integer"),
+        ("1E2", "integer"),
+        ("-0", "integer"),
+        ("0.1000000000000000055", "number"),
+        ('[ 1e999,\n{"a":-0} ]', "array"),
+    ],
+)
+def test_numbers_stay_as_they_are_written(text: str, kind: str) -> None:
+    assert typed(f" {text}\n", {"type": kind}, ROOT) == text
+    assert typed(f" {text}\n", {"type": "string"}, ROOT) == json.dumps(f" {text}\n")
+
+
+def test_what_json_does_not_allow_in_strings_is_escaped() -> None:
+    assert typed('{"a":\n"b\tc\n"}', {"type": "object"}, ROOT) == '{"a":\n"b\\u0009c\\u000a"}'
+    assert typed("\ud800", {}, ROOT) == '"\\ud800"'
 
 
 @pytest.mark.parametrize(
@@ -122,7 +145,7 @@ def test_a_text_is_what_its_schema_names(text: str, schema: Any, value: object) 
     ],
 )
 def test_the_schema_of_an_argument_is_found_wherever_it_stands(schema: dict[str, Any]) -> None:
-    assert typed_arguments({"code": "7", "name": "x"}, schema) == {"code": 7, "name": "x"}
+    assert typed_arguments({"code": "7", "name": "x"}, schema) == '{"code": 7, "name": "x"}'
 
 
 @pytest.mark.parametrize(
@@ -136,7 +159,7 @@ def test_the_schema_of_an_argument_is_found_wherever_it_stands(schema: dict[str,
     ],
 )
 def test_a_schema_that_says_nothing_leaves_digits_a_text(schema: dict[str, Any]) -> None:
-    assert typed_arguments({"code": "7"}, schema) == {"code": "7"}
+    assert typed_arguments({"code": "7"}, schema) == '{"code": "7"}'
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])

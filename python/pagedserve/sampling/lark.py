@@ -66,8 +66,12 @@ class _Rules:
                         )
 
 
-def prepare_lark(grammar: str) -> str:
+def prepare_lark(grammar: str, *, is_closed: bool = False) -> str:
     """Convert a grammar in Lark's syntax or EBNF to llguidance's input.
+
+    Args:
+        grammar: The grammar.
+        is_closed: Whether objects of its JSON schemas may have only the properties that they name.
 
     Raises:
         GrammarError: The grammar exceeds a bound, or an EBNF syntax error.
@@ -75,12 +79,12 @@ def prepare_lark(grammar: str) -> str:
     if is_ebnf(grammar):
         grammar = lark_of_ebnf(grammar)
     rules = _Rules()
-    prepared = "".join(_prepared(grammar, rules))
+    prepared = "".join(_prepared(grammar, rules, is_closed=is_closed))
     rules.check_chains()
     return prepared
 
 
-def _prepared(grammar: str, rules: _Rules) -> Iterator[str]:
+def _prepared(grammar: str, rules: _Rules, *, is_closed: bool) -> Iterator[str]:
     end = 0
     while (lexeme := _LEXEME.search(grammar, end)) is not None:
         yield grammar[end : lexeme.start()]
@@ -97,7 +101,7 @@ def _prepared(grammar: str, rules: _Rules) -> Iterator[str]:
             except (ValueError, RecursionError) as error:
                 raise GrammarError(f"{text} is followed by no JSON: {error}") from error
             if lexeme.lastgroup == "json":
-                value = prepare_schema(value)
+                value = prepare_schema(value, is_closed=is_closed)
             text = f"{text} {json.dumps(value)}"
         yield text
     yield grammar[end:]

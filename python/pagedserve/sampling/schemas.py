@@ -43,6 +43,14 @@ _MAPPING_KEYS: Final = (
     *("$defs", "definitions", "properties", "patternProperties"),
     *("dependentSchemas", "dependencies"),
 )
+# Keys whose schemas are for the same value as the schema that has them.
+_UNIONS: Final = ("anyOf", "oneOf", "allOf")
+_IN_PLACE_KEYS: Final = (
+    *_UNIONS,
+    *("not", "if", "then", "else", "dependentSchemas", "dependencies"),
+)
+# Keys whose schemas are for properties by their names.
+_PROPERTY_KEYS: Final = ("properties", "patternProperties")
 # Keys whose values do not restrict documents.
 _ANNOTATIONS: Final = ("default", "examples")
 _NO_SPACE: Final = {"x-guidance": {"whitespace_flexible": False}}
@@ -332,12 +340,43 @@ def _is_same(fault: str, other: str) -> bool:
     )
 
 
-def _close(schema: Schema) -> None:
-    """Restrict objects to the properties that they name; modifies the schema."""
-    for _, part in parts(schema):
-        _close(part)
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
+def _close(root: Schema) -> None:
+    """Restrict objects to the properties that they name; modifies the schema.
+
+    A schema stays open if it restricts a value together with another, as the schemas of ``allOf``
+    do: closed, each would exclude the properties of the others.
+    """
+    is_alone_by_id: dict[int, bool] = {}
+    seen: list[Schema] = []
+    stack: list[tuple[Any, bool]] = [(root, True)]
+    while stack:
+        schema, is_alone = stack.pop()
+        known = is_alone_by_id.get(id(schema))
+        if not isinstance(schema, dict) or (known is not None and known <= is_alone):
+            continue
+        if known is None:
+            seen.append(schema)
+        is_alone_by_id[id(schema)] = is_alone
+        is_alone = is_alone and _num_in_place(schema) <= 1
+        stack.append((resolved(schema.get("$ref"), root), is_alone))
+        for pointer, part in parts(schema):
+            key = pointer.partition("/")[0]
+            if key in _IN_PLACE_KEYS:
+                stack.append((part, is_alone and key in _UNIONS))
+            else:  # a pattern may name the same property as another, or as its name
+                may_meet = key in _PROPERTY_KEYS and "patternProperties" in schema
+                stack.append((part, not may_meet))
+    for schema in seen:
+        if "properties" in schema and is_alone_by_id[id(schema)] and _num_in_place(schema) <= 1:
+            schema.setdefault("additionalProperties", False)
+
+
+def _num_in_place(schema: Schema) -> int:
+    """Number of schemas that restrict the same value: its own properties, and those within it."""
+    every = schema.get("allOf")
+    num_parts = len(every) if isinstance(every, list) else 0
+    num_keys = sum(key in schema for key in ("$ref", *_IN_PLACE_KEYS) if key != "allOf")
+    return num_parts + num_keys + any(key in schema for key in _PROPERTY_KEYS)
 
 
 def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None:

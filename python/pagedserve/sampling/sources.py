@@ -34,11 +34,6 @@ PARSER_LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}
 # with what prepares them.
 MAX_TRIALS: Final = 2000
 MAX_TRIAL_SECONDS: Final = 10
-# Functions that create llguidance's input for the kinds that are not schemas.
-_MAKERS: Final[dict[str, tuple[Callable[[str], str], str]]] = {
-    "regex": (ascii_classes, "grammar_from_regex"),
-    "lark": (prepare_lark, "grammar_from_lark"),
-}
 
 
 class GrammarKey(NamedTuple):
@@ -103,8 +98,11 @@ def compiled_source(key: GrammarKey, trials: Trials) -> str:
 
     if key.kind == "json":
         return _compiled_schema(key, trials)
-    prepare, make = _MAKERS[key.kind]
-    source = str(getattr(LLMatcher, make)(prepare(key.definition)))
+    if key.kind == "regex":
+        source = str(LLMatcher.grammar_from_regex(ascii_classes(key.definition)))
+    else:
+        grammar = prepare_lark(key.definition, is_closed=key.disable_additional_properties)
+        source = str(LLMatcher.grammar_from_lark(grammar))
     if fault := trials.fault(source):
         raise GrammarError(fault)
     return source

@@ -40,8 +40,9 @@ class StructuredOutputsParams:
             rule.
         json_object: Whether the text must be a JSON object.
         disable_any_whitespace: Generate JSON without whitespace between its tokens.
-        disable_additional_properties: Treat ``additionalProperties`` as false where the schema does
-            not set it.
+        disable_additional_properties: Treat ``additionalProperties`` as false where a schema, also
+            one of a grammar, does not set it, except in schemas that are combined by ``allOf`` or
+            beside others.
         given_as: Name of the parameter, or of the request field, in errors.
 
     Raises:

@@ -15,12 +15,11 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from pagedserve.server.apis import Api, error_response
 from pagedserve.server.errors import ServerError, reported
 
-DONE: Final = b"data: [DONE]\n\n"
-# Seconds without events after which a stream sends a keep-alive comment.
+# Seconds without events after which a stream sends its API's keep-alive.
 KEEP_ALIVE_SECONDS: Final = 15.0
-_KEEP_ALIVE: Final = b": keep-alive\n\n"
 # Seconds between two checks of a stream.
 _PULSE_SECONDS: Final = 1.0
 
@@ -35,6 +34,7 @@ class Answer(Response):
         streams: bool,
         media_type: str,
         stall_timeout: float,
+        failure: Callable[[ServerError, Scope], bytes],
         on_end: Callable[[ServerError | None], None],
     ) -> None:
         """Prepare the response.
@@ -44,6 +44,7 @@ class Answer(Response):
             streams: Whether the chunks are events of a stream; else there is one chunk.
             media_type: Content type of a single chunk.
             stall_timeout: Seconds after which a client that reads nothing is disconnected.
+            failure: Creates the event of an error after the start of a stream.
             on_end: Called at the end, with the error that was sent to the client, if any.
         """
         super().__init__()
@@ -51,6 +52,7 @@ class Answer(Response):
         self._kind = b"text/event-stream; charset=utf-8" if streams else media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
+        self._failure = failure
         self._on_end = on_end
         self._error: ServerError | None = None
         # Chunks of a stream: one more started than sent while the client does not read.
@@ -59,7 +61,7 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, unless the client disconnects first."""
-        work = asyncio.create_task(self._work(send, scope["send"]))
+        work = asyncio.create_task(self._work(scope, send))
         leaving = asyncio.create_task(_until_disconnected(receive))
         try:
             await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,12 +75,13 @@ class Answer(Response):
                 error, self._error = self._error, None  # its traceback refers to this object
                 self._on_end(error)
 
-    async def _work(self, send: Send, send_part: Send) -> None:
+    async def _work(self, scope: Scope, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             try:
                 first = await anext(events)
             except Exception as error:  # noqa: BLE001  # any error is sent to the client
-                await self._refuse(send, reported(error))
+                self._error = reported(error)
+                await error_response(self._error, scope)(scope, _nothing, send)
                 return
             headers = [(b"content-type", self._kind)]
             if self._streams:
@@ -87,24 +90,28 @@ class Answer(Response):
                 headers.append((b"content-length", str(len(first)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if self._streams:
-                await self._stream(send_part, first, events)
+                await self._stream(scope, first, events)
             else:
                 whole = send({"type": "http.response.body", "body": first})
                 with contextlib.suppress(TimeoutError):  # a client that does not read is cut off
                     await asyncio.wait_for(whole, self._stall_timeout)
 
-    async def _stream(self, send: Send, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    async def _stream(
+        self, scope: Scope, first: bytes, events: AsyncGenerator[bytes, None]
+    ) -> None:
+        send: Send = scope["send"]
+        api: Api = scope["api"]
         work = asyncio.current_task()
         assert work is not None  # noqa: S101  # a coroutine runs in a task
-        pulse = asyncio.create_task(self._pulse(send, work))
+        pulse = asyncio.create_task(self._pulse(send, work, api.keep_alive))
         try:
             await self._send(send, first)
             async for part in events:
                 await self._send(send, part)
-            await self._send(send, DONE)
+            await self._send(send, api.stream_end)
         except Exception as error:  # noqa: BLE001  # as above
-            told = self._error = reported(error)
-            await self._send(send, b"data: %s\n\n" % told.body() + DONE)
+            self._error = reported(error)
+            await self._send(send, self._failure(self._error, scope) + api.stream_end)
         finally:
             pulse.cancel()
         await send({"type": "http.response.body", "body": b""})
@@ -114,7 +121,7 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._num_sent = self._num_begun
 
-    async def _pulse(self, send: Send, work: "asyncio.Task[None]") -> None:
+    async def _pulse(self, send: Send, work: "asyncio.Task[None]", keep_alive: bytes) -> None:
         """Send keep-alives, and disconnect a client that does not read.
 
         Runs in a separate task that checks what was sent, so that a token costs no clock call.
@@ -129,12 +136,7 @@ class Answer(Response):
                 if clock() - since > self._stall_timeout:
                     work.cancel()
             elif clock() - since > KEEP_ALIVE_SECONDS:
-                await self._send(send, _KEEP_ALIVE)
-
-    async def _refuse(self, send: Send, error: ServerError) -> None:
-        self._error = error
-        response = error.response()
-        await response({"type": "http"}, _nothing, send)
+                await self._send(send, keep_alive)
 
 
 async def _until_disconnected(receive: Receive) -> None:

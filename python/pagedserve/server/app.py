@@ -3,11 +3,10 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import Depends, FastAPI, Form, Request
+from fastapi import FastAPI, Form, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -15,16 +14,16 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
-from pagedserve.engine.stats import request_time
 from pagedserve.errors import PagedServeError, RequestError
-from pagedserve.server.answer import Answer
+from pagedserve.server.apis import error_response
 from pagedserve.server.body import json_route
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.gate import Gate
-from pagedserve.server.job import Job
+from pagedserve.server.messages import api as messages_api
+from pagedserve.server.messages.routes import add_messages
 from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.pooling import (
     classification_job,
@@ -49,44 +48,25 @@ from pagedserve.server.protocol import (
     TokenizeBody,
     UnloadLoraBody,
 )
-from pagedserve.server.request_log import log_request, span_attributes
+from pagedserve.server.responses import api as responses_api
+from pagedserve.server.responses.routes import add_responses
+from pagedserve.server.routing import FORM, JSON, STREAMED, answer_id, job_response
 from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
-    "/v1/responses",
-    "/v1/responses/{rest:path}",
+    "/v1/responses/compact",
     "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",
 )
 
-# Further content types of a completion, besides JSON.
-_STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
+# Further content types of a transcript, besides JSON.
 _WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/event-stream": {}, "text/plain": {}}}
 }
 
 
-async def _check_json(request: Request) -> None:
-    """Refuse a body without a JSON Content-Type: it would not be parsed as JSON."""
-    given = request.headers.get("content-type", "")
-    kind = given.partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
-        raise ServerError(415, f"{said}; it must be application/json")
-
-
-async def _check_form(request: Request) -> None:
-    """Refuse a body without the Content-Type of a form with files."""
-    given = request.headers.get("content-type", "")
-    if given.partition(";")[0].strip().lower() != "multipart/form-data":
-        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
-        raise ServerError(415, f"{said}; it must be multipart/form-data")
-
-
-_JSON: Final = [Depends(_check_json)]
-_FORM: Final = [Depends(_check_form)]
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
 
@@ -106,6 +86,8 @@ def build_app(context: Context) -> ASGIApp:
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
     _add_completions(app, context)
+    add_messages(app, context)
+    add_responses(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)
@@ -114,7 +96,8 @@ def build_app(context: Context) -> ASGIApp:
     if context.args.enable_admin_routes:
         _add_admin(app, context)
     _add_schema(app)
-    return _for_pages(Gate(app, context), context.args)
+    apis = {messages_api.ROOT: messages_api.MESSAGES, responses_api.ROOT: responses_api.RESPONSES}
+    return _for_pages(Gate(app, context, apis), context.args)
 
 
 def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
@@ -131,47 +114,21 @@ def _for_pages(app: ASGIApp, args: ServerArgs) -> ASGIApp:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    del request
-    return reported(error).response()
-
-
-def _answer_id(prefix: str, request: Request, named: str | None) -> str:
-    return f"{prefix}-{named or request.scope['request_id']}"
-
-
-def _answer(job: Job, request: Request) -> Response:
-    return Answer(
-        job.answer(),
-        streams=job.streams,
-        media_type=job.media_type,
-        stall_timeout=job.context.args.stall_timeout,
-        on_end=partial(_request_ended, job, request),
-    )
-
-
-def _request_ended(job: Job, request: Request, error: ServerError | None) -> None:
-    request.scope["is_logged"] = True
-    if job.context.args.enable_log_requests:
-        log_request(job, error)
-    if job.context.tracer is not None:
-        seconds = request_time() - job.arrival_time
-        job.context.tracer.request_ended(
-            span_attributes(job, seconds), seconds, headers=request.headers, error=error
-        )
+    return error_response(reported(error), request.scope)
 
 
 def _add_completions(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/completions", responses=_STREAMED, dependencies=_JSON)
+    @app.post("/v1/completions", responses=STREAMED, dependencies=JSON)
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Complete prompts."""
-        answer_id = _answer_id("cmpl", request, body.request_id)
-        return _answer(await completion_job(context, body, answer_id), request)
+        named = answer_id("cmpl-", request, body.request_id)
+        return job_response(await completion_job(context, body, named), request)
 
-    @app.post("/v1/chat/completions", responses=_STREAMED, dependencies=_JSON)
+    @app.post("/v1/chat/completions", responses=STREAMED, dependencies=JSON)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Generate the next message of a conversation."""
-        answer_id = _answer_id("chatcmpl", request, body.request_id)
-        return _answer(await chat_job(context, body, answer_id), request)
+        named = answer_id("chatcmpl-", request, body.request_id)
+        return job_response(await chat_job(context, body, named), request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -187,54 +144,54 @@ def _add_completions(app: FastAPI, context: Context) -> None:
 
 
 def _add_pooling(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/embeddings", dependencies=_JSON)
+    @app.post("/v1/embeddings", dependencies=JSON)
     async def embeddings(body: EmbeddingBody, request: Request) -> Any:
         """Compute an embedding of each prompt."""
-        answer_id = _answer_id("embd", request, body.request_id)
-        return _answer(await embedding_job(context, body, answer_id), request)
+        named = answer_id("embd-", request, body.request_id)
+        return job_response(await embedding_job(context, body, named), request)
 
-    @app.post("/pooling", dependencies=_JSON)
+    @app.post("/pooling", dependencies=JSON)
     async def pooling(body: PoolingBody, request: Request) -> Any:
         """Compute the pooled output of each prompt."""
-        answer_id = _answer_id("pool", request, body.request_id)
-        return _answer(await pooling_job(context, body, answer_id), request)
+        named = answer_id("pool-", request, body.request_id)
+        return job_response(await pooling_job(context, body, named), request)
 
-    @app.post("/classify", dependencies=_JSON)
+    @app.post("/classify", dependencies=JSON)
     async def classify(body: ClassificationBody, request: Request) -> Any:
         """Compute the class probabilities of each prompt."""
-        answer_id = _answer_id("classify", request, body.request_id)
-        return _answer(await classification_job(context, body, answer_id), request)
+        named = answer_id("classify-", request, body.request_id)
+        return job_response(await classification_job(context, body, named), request)
 
-    @app.post("/score", dependencies=_JSON)
-    @app.post("/v1/score", dependencies=_JSON, include_in_schema=False)
+    @app.post("/score", dependencies=JSON)
+    @app.post("/v1/score", dependencies=JSON, include_in_schema=False)
     async def score(body: ScoreBody, request: Request) -> Any:
         """Score the similarity of texts."""
-        answer_id = _answer_id("score", request, body.request_id)
-        return _answer(await score_job(context, body, answer_id), request)
+        named = answer_id("score-", request, body.request_id)
+        return job_response(await score_job(context, body, named), request)
 
-    @app.post("/rerank", dependencies=_JSON)
-    @app.post("/v1/rerank", dependencies=_JSON, include_in_schema=False)
-    @app.post("/v2/rerank", dependencies=_JSON, include_in_schema=False)
+    @app.post("/rerank", dependencies=JSON)
+    @app.post("/v1/rerank", dependencies=JSON, include_in_schema=False)
+    @app.post("/v2/rerank", dependencies=JSON, include_in_schema=False)
     async def rerank(body: RerankBody, request: Request) -> Any:
         """Rank documents by their relevance to a query."""
-        answer_id = _answer_id("rerank", request, body.request_id)
-        return _answer(await rerank_job(context, body, answer_id), request)
+        named = answer_id("rerank-", request, body.request_id)
+        return job_response(await rerank_job(context, body, named), request)
 
 
 def _add_speech(app: FastAPI, context: Context) -> None:
-    @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=_FORM)
+    @app.post("/v1/audio/transcriptions", responses=_WRITTEN, dependencies=FORM)
     async def transcriptions(body: _SpeechForm, request: Request) -> Any:
         """Transcribe speech."""
         request.scope["arriving"].release()
-        answer_id = _answer_id("trsc", request, body.request_id)
-        return _answer(await speech_job(context, body, answer_id, "transcribe"), request)
+        named = answer_id("trsc-", request, body.request_id)
+        return job_response(await speech_job(context, body, named, "transcribe"), request)
 
-    @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=_FORM)
+    @app.post("/v1/audio/translations", responses=_WRITTEN, dependencies=FORM)
     async def translations(body: _SpeechForm, request: Request) -> Any:
         """Translate speech to English text."""
         request.scope["arriving"].release()
-        answer_id = _answer_id("trsl", request, body.request_id)
-        return _answer(await speech_job(context, body, answer_id, "translate"), request)
+        named = answer_id("trsl-", request, body.request_id)
+        return job_response(await speech_job(context, body, named, "translate"), request)
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:
@@ -262,7 +219,7 @@ def _add_absent(app: FastAPI) -> None:
 
 
 def _add_tokens(app: FastAPI, context: Context) -> None:
-    @app.post("/tokenize", dependencies=_JSON)
+    @app.post("/tokenize", dependencies=JSON)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Tokenize a prompt or conversation."""
         await context.check_ready()
@@ -270,11 +227,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            prompt = await context.text.chat_prompt(body)
-            if "multi_modal_data" in prompt:
-                text = "messages have images, whose tokens are not known before they are run"
-                raise ServerError(400, text, param="messages")
-            tokens = [*map(int, prompt["prompt_token_ids"])]
+            tokens = await context.text.chat_token_ids(body)
         else:
             special = body.add_special_tokens is not False
             tokens = await context.text.encode(body.prompt or "", add_special_tokens=special)
@@ -287,7 +240,7 @@ def _add_tokens(app: FastAPI, context: Context) -> None:
             answer["token_strs"] = await context.text.token_strings(tokens)
         return answer
 
-    @app.post("/detokenize", dependencies=_JSON)
+    @app.post("/detokenize", dependencies=JSON)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """Decode tokens to text."""
         await context.check_ready()
@@ -356,7 +309,7 @@ def _add_admin(app: FastAPI, context: Context) -> None:
         await context.check_ready()
         return {"reset": await context.client.reset_prefix_cache()}
 
-    @app.post("/abort_requests", dependencies=_JSON)
+    @app.post("/abort_requests", dependencies=JSON)
     async def abort_requests(body: AbortBody) -> dict[str, list[str]]:
         """Abort requests by their response ids."""
         jobs = list(context.jobs.values())
@@ -365,7 +318,7 @@ def _add_admin(app: FastAPI, context: Context) -> None:
             await context.abort(running)
         return {"aborted": sorted({running.answer_id for running in found})}
 
-    @app.post("/v1/load_lora_adapter", dependencies=_JSON)
+    @app.post("/v1/load_lora_adapter", dependencies=JSON)
     async def load_lora_adapter(body: LoadLoraBody) -> PlainTextResponse:
         """Load an adapter and serve it under its name."""
         await context.check_ready()
@@ -379,7 +332,7 @@ def _add_admin(app: FastAPI, context: Context) -> None:
         text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
         return PlainTextResponse(text)
 
-    @app.post("/v1/unload_lora_adapter", dependencies=_JSON)
+    @app.post("/v1/unload_lora_adapter", dependencies=JSON)
     async def unload_lora_adapter(body: UnloadLoraBody) -> PlainTextResponse:
         """Stop serving an adapter; running requests keep it until they end."""
         await context.check_ready()

@@ -118,7 +118,7 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
     """
     num_tokens = sizes.get(MODEL_LENGTH)
     if len(content) > SMALL_BODY_BYTES or content.count(b"[") + content.count(b"{") > MAX_DEPTH:
-        has_images = "messages" in kind.model_fields
+        has_images = issubclass(kind, SizedBody) and kind.may_have_images
         check_unparsed(content, num_tokens, has_images=has_images)
     return validated(parsed(content), kind, sizes, num_bytes=len(content))
 

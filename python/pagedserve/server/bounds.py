@@ -7,7 +7,7 @@ fields before it is validated.  docs/limits.md lists ``BOUNDS``; other fields ha
 Costs: some 100 ns per field; for lists and mappings with bounds on elements, as much per element.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -66,10 +66,12 @@ BOUNDS: Final = (
     Bound("model", 1024, "characters"),
     Bound("cache_salt", 1024, "characters"),
     Bound("prompt", MAX_PROMPTS, "prompts"),
-    Bound("input", MAX_PROMPTS, "prompts"),
+    Bound("input", MAX_PROMPTS, "prompts or items"),
     Bound("stop", 1024, "characters"),
     Bound("stop", 16, "strings"),  # each is searched in every text
     Bound("stop[]", 1024, "characters"),
+    Bound("stop_sequences", 16, "strings"),
+    Bound("stop_sequences[]", 1024, "characters"),
     Bound("stop_token_ids", 1024, "token ids"),
     Bound("allowed_token_ids", VOCABULARY, "token ids"),
     Bound("logit_bias", 1024, "token ids"),
@@ -91,6 +93,7 @@ BOUNDS: Final = (
     Bound("messages[].tool_call_id", 256, "characters"),
     Bound("messages[].content", 1024, "parts"),
     Bound("messages[].tool_calls", 512, "calls"),
+    Bound("system", 1024, "parts"),
     Bound("chat_template", 1 << 18, "characters"),
     Bound("chat_template_kwargs", 128, "variables"),
     Bound("tools", 512, "tools"),
@@ -110,7 +113,9 @@ MAX_FIELD_CHARS: Final = max(
 )
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
-TEXT_FIELDS: Final = frozenset({"prompt", "input", "query", "text_1", "text_2", "messages"})
+TEXT_FIELDS: Final = frozenset(
+    {"prompt", "input", "instructions", "query", "text_1", "text_2", "messages", "system"}
+)
 # Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}
 
@@ -152,6 +157,8 @@ def _rules() -> dict[str, _Rule]:
 _RULES: Final = _rules()
 _OTHER: Final = _Rule(OTHER_FIELDS["characters"])
 _TEXT: Final = _Rule()
+# Types of content parts, besides results of tools, that are text.
+_TEXT_PARTS: Final = (None, "text", "thinking", "tool_use")
 
 
 def check_bounds(body: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -222,7 +229,7 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
     Raises:
         RequestError: It has more than ``most``.
     """
-    shown = [body.get("tools"), body.get("chat_template_kwargs")]
+    shown = [body.get("system"), body.get("tools"), body.get("chat_template_kwargs")]
     messages = body.get("messages")
     if not isinstance(messages, list):
         return
@@ -231,10 +238,7 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
             continue
         for name, value in message.items():
             shown.append(name)
-            if name == "content" and isinstance(value, list):
-                shown += [part for part in value if _is_text(part)]
-            else:
-                shown.append(value)
+            shown += _without_images(value) if name == "content" else [value]
     size = _num_characters(shown)
     if size > most:
         raise RequestError(
@@ -242,13 +246,18 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
         )
 
 
-def _is_text(part: Any) -> bool:
-    """Whether a content part is passed to the template; others are images, or refused."""
-    return not isinstance(part, dict) or part.get("type") in ("text", None)
+def _without_images(content: Any) -> Iterator[Any]:
+    """Content that is passed to the template, which images are not; other parts are refused."""
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_result":
+            yield from _without_images(part.get("content"))
+        elif kind in _TEXT_PARTS:
+            yield part
 
 
 def check_schema(name: str, schema: Any, num_bytes: int) -> None:
-    """Refuse a schema whose text would be too long, before it is written.
+    """Refuse a schema that is nested too deeply, or whose text would be too long to write.
 
     Args:
         name: Field of the request.
@@ -256,13 +265,33 @@ def check_schema(name: str, schema: Any, num_bytes: int) -> None:
         num_bytes: Bytes of the body; a small one takes no time to write.
 
     Raises:
-        RequestError: It has more than ``MAX_CHARS`` characters.
+        RequestError: It has more than ``MAX_DEPTH`` levels, or ``MAX_CHARS`` characters.
     """
+    if _is_deeper(schema, MAX_DEPTH):
+        raise RequestError(
+            f"{name} is nested deeper than {MAX_DEPTH} lists and objects", param=name
+        )
     if num_bytes > SMALL_BODY_BYTES and _num_characters([schema], MAX_CHARS) > MAX_CHARS:
         raise RequestError(
             f"{name} has more than {MAX_CHARS} characters; at most {MAX_CHARS} are accepted",
             param=name,
         )
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects are nested deeper than ``most`` levels."""
+    level = [value]
+    for _ in range(most):
+        parts = (part for whole in level for part in _parts(whole))
+        level = [part for part in parts if isinstance(part, list | dict)]
+    return bool(level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Values within a list or an object."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _num_characters(values: list[Any], enough: float = inf) -> int:

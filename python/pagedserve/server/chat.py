@@ -1,14 +1,19 @@
 """``POST /v1/chat/completions``."""
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import Prompt
+from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.inputs.chat import text_of_content
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
@@ -18,11 +23,53 @@ from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tools import AnswerReader, check_tools
 
 
-async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
-    """Validate a chat completion, and create its job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A validated chat, for the job of any API.
+
+    Attributes:
+        context: Context of the server.
+        body: The chat.
+        model: The ``model`` of the response.
+        params: Sampling parameters.
+        reader: Parser of the response.
+        names: Format of tokens in log-probabilities.
+    """
+
+    context: Context
+    body: ChatBody
+    model: str
+    params: SamplingParams
+    reader: AnswerReader
+    names: TokenNames
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Approximate number of tokens of its single prompt."""
+        return [sum(guessed_num_tokens(_text(message)) for message in self.body.messages)]
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        """Adapter to use."""
+        return self.context.adapters.get(self.model)
+
+    async def prompts(self) -> list[Prompt]:
+        """Render its single prompt."""
+        return self.rendered(await self.context.text.chat_prompt(self.body))
+
+    def rendered(self, prompt: TokensPrompt) -> list[Prompt]:
+        """Complete its prompt for the engine, and begin to parse after it."""
+        self.reader.begin_behind(prompt.get("prompt") or "")
+        token_ids = self.context.text.truncated(prompt["prompt_token_ids"], self.body)
+        prompt["prompt_token_ids"] = token_ids
+        return [salted(prompt, self.body)]
+
+
+async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
+    """Validate a chat.
 
     Raises:
-        RequestError: Fields are invalid, or the template does not accept the messages.
+        RequestError: Fields are invalid.
         ServerError: Unknown model, or the model is still loading.
     """
     await context.check_ready()
@@ -36,30 +83,59 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
     reader = await context.text.answer_reader(body)
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
-    make_params = partial(chat_params, body, default, shows_tags=shows_tags)
+    make_params = partial(
+        chat_params,
+        body,
+        default,
+        tools=reader.tools,
+        shows_tags=shows_tags,
+        closes=context.args.close_schemas,
+    )
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
+    held = params.structured_outputs
+    reader.is_held = held is not None and held.given_as == "tools"
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
+    return PreparedChat(
+        context=context, body=body, model=model, params=params, reader=reader, names=names
+    )
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields of another API in errors, in the place of those of a chat.
+
+    Args:
+        names: What to write instead of fields and quoted values of a chat.
+    """
+    try:
+        yield
+    except RequestError as error:
+        text = str(error)
+        for name, shown in names.items():
+            text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
+        error.args = (text,)
+        if error.param is not None and error.param in names:
+            error.param = names[error.param].partition(".")[0]
+        raise
+
+
+async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
+    """Create the job of a chat completion; it raises as ``prepare_chat`` does."""
+    chat = await prepare_chat(context, body)
     role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
     return GenerationJob(
         context=context,
         body=body,
-        params=params,
-        prompt_sizes=[sum(guessed_num_tokens(_text(message)) for message in body.messages)],
-        make_prompts=partial(_made, context, body, reader),
-        choices=ChatChoices(body, names, role, _echoed(body, role), reader),
+        params=chat.params,
+        prompt_sizes=chat.prompt_sizes,
+        make_prompts=chat.prompts,
+        choices=ChatChoices(body, chat.names, role, _echoed(body, role), chat.reader),
         answer_id=answer_id,
-        model=model,
-        lora_request=context.adapters.get(model),
-        num_equal=num_equal_choices(body, params),
+        model=chat.model,
+        lora_request=chat.lora_request,
+        num_equal=num_equal_choices(body, chat.params),
     )
-
-
-async def _made(context: Context, body: ChatBody, reader: AnswerReader) -> list[Prompt]:
-    prompt = await context.text.chat_prompt(body)
-    reader.begin_behind(prompt.get("prompt") or "")
-    prompt["prompt_token_ids"] = context.text.truncated(prompt["prompt_token_ids"], body)
-    return [salted(prompt, body)]
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -141,8 +217,6 @@ class ChatChoices:
     def _fields(
         self, index: int, completion: CompletionOutput, *, is_delta: bool
     ) -> dict[str, Any]:
-        if not self.reader.is_needed:
-            return {"content": completion.text}
         is_last = completion.finish_reason is not None
         return self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
 

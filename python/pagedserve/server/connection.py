@@ -12,10 +12,12 @@ one per request that does not arrive in one read.
 
 import asyncio
 import resource
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from pagedserve.server.apis import OPENAI, Api
 from pagedserve.server.errors import ServerError
 
 if TYPE_CHECKING:
@@ -211,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             is_next = cycle.response_complete
         if is_next:
-            self.transport.write(_written(error))
+            self.transport.write(_written(error, self.scope or {}))
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -249,9 +251,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _written(error: ServerError) -> bytes:
-    """Serialize a response for a connection that is closed after it."""
-    content = error.body()
+def _written(error: ServerError, scope: Mapping[str, Any]) -> bytes:
+    """Serialize a response for a connection that is closed after it.
+
+    Args:
+        error: The error.
+        scope: Scope of the request; without an API until its header is complete.
+    """
+    api: Api = scope.get("api", OPENAI)
+    content = api.error(error, scope.get("request_id", ""))
     lines = [
         f"HTTP/1.1 {error.status} {_PHRASES[error.status]}",
         "content-type: application/json",

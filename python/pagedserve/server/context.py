@@ -17,6 +17,7 @@ from pagedserve.server.errors import ServerError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import LoraModule, ServerArgs
+from pagedserve.server.responses.store import ResponseStore
 from pagedserve.server.tokenization import Tokenization
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Context:
         chat_template: Overrides the model's chat template.
         text: Converts texts and conversations of requests to tokens, and back.
         jobs: Responses in progress, by their ids in the engine.
+        responses: Stored responses of the Responses API.
     """
 
     client: EngineClient
@@ -77,12 +79,14 @@ class Context:
     chat_template: InitVar[str | None] = None
     text: Tokenization = field(init=False)
     jobs: dict[str, Running] = field(default_factory=dict)
+    responses: ResponseStore = field(init=False)
     _lanes: Lanes = field(default_factory=lambda: Lanes("pagedserve-server"), repr=False)
 
     def __post_init__(self, chat_template: str | None) -> None:
         self.text = Tokenization(
             client=self.client, args=self.args, chat_template=chat_template, lanes=self._lanes
         )
+        self.responses = ResponseStore(self.args.max_stored_response_bytes)
 
     async def open(self, max_num_seqs: int) -> None:
         """Accept requests, with the sizes of the loaded model, and load the adapters.

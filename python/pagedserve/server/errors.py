@@ -1,9 +1,8 @@
-"""Errors in OpenAI's format: ``{"error": {message, type, param, code}}``.
+"""Errors that are reported to clients; ``Api`` has their format.
 
 Messages contain the given value and what is accepted; never paths, addresses or tracebacks.
 """
 
-import json
 import logging
 import re
 import traceback
@@ -12,7 +11,6 @@ from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from pagedserve.errors import (
     EngineDeadError,
@@ -74,22 +72,8 @@ class ServerError(Exception):
 
     @property
     def kind(self) -> str:
-        """Value of ``type``."""
+        """Kind of error, in OpenAI's terms."""
         return _TYPES.get(self.status, "InternalServerError")
-
-    def body(self) -> bytes:
-        """JSON body of the response; lone surrogates become question marks."""
-        error = {
-            "message": scrubbed(self.message),
-            "type": self.kind,
-            "param": self.param,
-            "code": self.status,
-        }
-        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
-
-    def response(self) -> Response:
-        """The whole response."""
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 def scrubbed(message: str) -> str:

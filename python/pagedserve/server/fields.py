@@ -1,7 +1,7 @@
 """Objects within request bodies, and lists that are validated in a single pass."""
 
 import reprlib
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -102,8 +102,13 @@ class NullsLeftOut(BaseModel):
 
 
 class SizedBody(NullsLeftOut):
-    """A body that stores its size."""
+    """A body that stores its size.
 
+    Attributes:
+        may_have_images: Whether its strings may be images, which are longer than any text.
+    """
+
+    may_have_images: ClassVar[bool] = False
     _num_bytes: int = PrivateAttr(default=0)
 
     @property
@@ -126,7 +131,10 @@ class StreamOptions(NullsLeftOut):
 
 
 class JsonSchema(NullsLeftOut):
-    """A JSON schema in OpenAI's format; enforced whether or not strict is set."""
+    """A JSON schema in OpenAI's format; enforced whether or not strict is set.
+
+    With strict its objects are closed, unless an option of the server says otherwise.
+    """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -143,6 +151,12 @@ class ResponseFormat(NullsLeftOut):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether it is a schema with ``strict``."""
+        schema = self.json_schema if self.type == "json_schema" else None
+        return schema is not None and schema.strict is True
 
 
 class Function(NullsLeftOut):
@@ -180,3 +194,21 @@ class NamedToolChoice(NullsLeftOut):
 
     type: Literal["function"] = "function"
     function: FunctionName
+
+
+class AllowedTools(NullsLeftOut):
+    """Tools that may be called, and whether one of them must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1)
+
+
+class AllowedToolChoice(NullsLeftOut):
+    """A tool choice among some of the tools."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["allowed_tools"] = "allowed_tools"
+    allowed_tools: AllowedTools

@@ -9,10 +9,12 @@ import hmac
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagedserve.server.apis import OPENAI, Api, error_response
 from pagedserve.server.bounds import MAX_ID_CHARS, SMALL_BODY_BYTES
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
@@ -28,9 +30,16 @@ _MAX_LENGTH_DIGITS: Final = 20
 class Gate:
     """Middleware that checks requests, and counts them at their end."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
-        """Wrap an application."""
+    def __init__(self, app: ASGIApp, context: Context, apis: Mapping[str, Api]) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            context: Context of the server.
+            apis: APIs by a path, which have the paths within it too; others are OpenAI's.
+        """
         self._app = app
+        self._apis = apis
         self._context = context
         self._max_body_bytes = context.args.max_body_bytes
         self._max_open_bytes = context.args.max_open_body_bytes or 8 * self._max_body_bytes
@@ -52,18 +61,22 @@ class Gate:
         scope["request_id"] = request_id
         scope["status"] = CLIENT_GONE
         scope["send"] = send  # for chunks of a stream, which later layers need not process
-        send = _noting(send, scope, (b"x-request-id", request_id.encode("latin-1")))
         # A proxy may strip the root path of this server.
         path = scope["path"].removeprefix(self._context.args.root_path) or "/"
+        api = scope["api"] = self._api(path)
+        id_headers = [(name, request_id.encode("latin-1")) for name in api.request_id_headers]
+        send = _noting(send, scope, id_headers)
         started = time.monotonic()
         self._context.num_open += 1
         arriving = scope["arriving"] = _ArrivingBody(
             receive, self._context, self._max_body_bytes, self._max_open_bytes
         )
+        keys = self._accepted(_given_keys(headers))
+        scope["owner"] = keys[0] if keys else b""
         try:
-            refusal = self._refusal(path, headers)
+            refusal = self._refusal(path, headers, keys)
             if refusal is not None:
-                await refusal.response()(scope, receive, send)
+                await error_response(refusal, scope)(scope, receive, send)
             else:
                 await self._app(scope, arriving.receive, send)
         finally:
@@ -77,18 +90,37 @@ class Gate:
             if is_wanted and "is_logged" not in scope:
                 log_http(scope, seconds)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ServerError | None:
-        if self._keys and path not in OPEN_PATHS:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            given = _digest(key if scheme.lower() == b"bearer" else b"")
-            # All keys are compared, in constant time.
-            if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
-                return ServerError(401, "no valid API key: give Authorization: Bearer KEY")
+    def _api(self, path: str) -> Api:
+        for root, api in self._apis.items():
+            if path == root or path.startswith(f"{root}/"):
+                return api
+        return OPENAI
+
+    def _accepted(self, keys: list[bytes]) -> list[bytes]:
+        """Those of some digests of keys that give access; all where no key is required."""
+        if not self._keys:
+            return keys
+        # All keys are compared, in constant time.
+        return [key for key in keys if any([hmac.compare_digest(key, each) for each in self._keys])]  # noqa: C419
+
+    def _refusal(
+        self, path: str, headers: dict[bytes, bytes], keys: list[bytes]
+    ) -> ServerError | None:
+        if not keys and path not in OPEN_PATHS:
+            text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
+            return ServerError(401, text)
         length = headers.get(b"content-length", b"0")
         is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
         if not is_number or int(length) > self._max_body_bytes:
             return _too_large(self._max_body_bytes)
         return None
+
+
+def _given_keys(headers: dict[bytes, bytes]) -> list[bytes]:
+    """Digests of the API keys of a request, at least one: that of no key is of an empty one."""
+    scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+    given = [bearer if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
+    return [_digest(key) for key in filter(None, given)] or [_digest(b"")]
 
 
 def _digest(key: bytes) -> bytes:
@@ -99,13 +131,13 @@ def _too_large(most: int) -> ServerError:
     return ServerError(413, f"the body is too large; at most {most} bytes are accepted")
 
 
-def _noting(send: Send, scope: Scope, header: tuple[bytes, bytes]) -> Send:
-    """Wrap ``send`` to add a header, and store the status in the scope."""
+def _noting(send: Send, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Send:
+    """Wrap ``send`` to add headers, and store the status in the scope."""
 
     async def sends(message: Message) -> None:
         if message["type"] == "http.response.start":
             scope["status"] = message["status"]
-            message["headers"] = [*message.get("headers", ()), header]
+            message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)
 
     return sends

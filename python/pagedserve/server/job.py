@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+from starlette.types import Scope
+
 from pagedserve.engine.stats import request_time
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
@@ -24,8 +26,9 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.apis import error_event
 from pagedserve.server.context import Context, Running
-from pagedserve.server.errors import server_error
+from pagedserve.server.errors import ServerError, server_error
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
 from pagedserve.server.protocol import Body, EngineBody
 
@@ -188,6 +191,10 @@ class Job(ABC):
     def answer(self) -> AsyncGenerator[bytes, None]:
         """Chunks of its response, one unless it streams."""
 
+    def failure(self, error: ServerError, scope: Scope) -> bytes:
+        """Event that ends a stream with an error."""
+        return error_event(error, scope)
+
     @abstractmethod
     def _count(self, place: int, output: RequestOutput) -> None:
         """Update the usage from an output of the prompt at index ``place``."""
@@ -290,6 +297,16 @@ class TokenJob(Job):
         if output.finished:
             self.last[place] = output
             metrics.prompt_finished(self.params, output, progress.num_tokens)
+
+    def _num_bytes(
+        self, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+    ) -> int:
+        """Approximate size of the log-probabilities of a choice, or of its delta."""
+        params = self.params
+        num_logprobs = len(completion.logprobs or ()) * _num_shown(params.logprobs)
+        if is_first:
+            num_logprobs += len(output.prompt_logprobs or ()) * _num_shown(params.prompt_logprobs)
+        return num_logprobs * _LOGPROB_BYTES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -400,16 +417,6 @@ class GenerationJob(TokenJob):
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str | None:
         delta = self.choices.delta(index, output, completion)
         return None if delta is None else json.dumps(delta)
-
-    def _num_bytes(
-        self, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
-    ) -> int:
-        """Approximate size of the log-probabilities of a choice, or of its delta."""
-        params = self.params
-        num_logprobs = len(completion.logprobs or ()) * _num_shown(params.logprobs)
-        if is_first:
-            num_logprobs += len(output.prompt_logprobs or ()) * _num_shown(params.prompt_logprobs)
-        return num_logprobs * _LOGPROB_BYTES
 
     def _indices(self, place: int, number: int) -> range:
         """Choice indices of an output of the prompt at index ``place``."""

@@ -198,6 +198,20 @@ class ServerArgs:
         concern="chat and tool calls",
         unset="found from the chat template",
     )
+    generic_tool_calls: bool = option(
+        True,
+        checks.flag,
+        "Describe tools in the system message, and hold calls to their schemas by a grammar, if "
+        "the chat template shows no tools; such requests are refused otherwise.",
+        concern="chat and tool calls",
+    )
+    close_schemas: bool = option(
+        True,
+        checks.flag,
+        "Treat additionalProperties as false in schemas of tools, and of response_format with "
+        "strict, where these do not set it.",
+        concern="chat and tool calls",
+    )
     reasoning_parser: str | None = option(
         None,
         checks.choice((*REASONING_FORMATS, None)),
@@ -241,6 +255,14 @@ class ServerArgs:
         concern="limits",
         parse=parse_bytes,
         unset="8 times max_body_bytes",
+    )
+    max_stored_response_bytes: int = option(
+        256 * _MIB,
+        checks.integer("at least 0", low=0),
+        "Maximum total size of stored responses and their inputs (/v1/responses); the least "
+        "recently used are dropped. 0 stores none.",
+        concern="limits",
+        parse=parse_bytes,
     )
     max_connections: int | None = option(
         None,

@@ -10,7 +10,8 @@ from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
 from pagedserve.server.protocol import Body, ChatBody, CompletionBody
-from pagedserve.server.tools import check_text_of_tools, forced_by_choice
+from pagedserve.server.tool_formats import ToolFormat
+from pagedserve.server.tools import check_text_of_tools, forced_by_choice, held_by_format
 
 # Parameters that a model's generation_config may set, if the body does not.
 _RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]
@@ -24,17 +25,20 @@ _MAX_BIAS: Final = 100.0
 _DEFAULT_MAX_TOKENS: Final = 16
 
 
-def completion_params(body: CompletionBody, default: SamplingParams) -> SamplingParams:
+def completion_params(
+    body: CompletionBody, default: SamplingParams, *, closes: bool = True
+) -> SamplingParams:
     """Build the sampling parameters of a completion.
 
     Args:
         body: The request.
         default: Default sampling parameters of the model.
+        closes: Whether objects of strict schemas have only the properties that these name.
 
     Raises:
         RequestError: Values are invalid, alone or together.
     """
-    given = _common(body, default)
+    given = _common(body, default, closes=closes)
     given["max_tokens"] = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if given["max_tokens"] == 0:
         if not body.echo:
@@ -50,19 +54,26 @@ def completion_params(body: CompletionBody, default: SamplingParams) -> Sampling
 
 
 def chat_params(
-    body: ChatBody, default: SamplingParams, *, shows_tags: bool = False
+    body: ChatBody,
+    default: SamplingParams,
+    *,
+    tools: ToolFormat | None = None,
+    shows_tags: bool = False,
+    closes: bool = True,
 ) -> SamplingParams:
     """Build the sampling parameters of a chat completion.
 
     Args:
         body: The request.
         default: Default sampling parameters of the model.
+        tools: Tool call format; None if it is unknown.
         shows_tags: Whether to keep special tokens, if the request does not set it.
+        closes: Whether objects of tools and strict schemas have only properties that these name.
 
     Raises:
         RequestError: Values are invalid, alone or together.
     """
-    given = _common(body, default)
+    given = _common(body, default, closes=closes)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
             "prompt_logprobs is given with stream; it is for whole answers",
@@ -78,7 +89,7 @@ def chat_params(
     given["prompt_logprobs"] = body.prompt_logprobs
     if shows_tags:
         given.setdefault("skip_special_tokens", False)
-    if (forced := forced_by_choice(body)) is not None:
+    if (forced := forced_by_choice(body, closes=closes)) is not None:
         if given["structured_outputs"] is not None:
             raise RequestError(
                 "tool_choice requires a call, and another field says what the text must be",
@@ -86,6 +97,8 @@ def chat_params(
             )
         given["structured_outputs"] = forced
     check_text_of_tools(body, given["structured_outputs"])
+    if given["structured_outputs"] is None:
+        given["structured_outputs"] = held_by_format(body, tools, closes=closes)
     return SamplingParams.from_optional(**given)
 
 
@@ -131,8 +144,12 @@ def num_equal_choices(body: Body, params: SamplingParams) -> int:
     return body.n or 1 if wants_several and params.is_greedy else 1
 
 
-def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
+def _structured_outputs(body: Body, *, closes: bool) -> StructuredOutputsParams | None:
     """Structured outputs of a request, whichever field sets them.
+
+    Args:
+        body: The request.
+        closes: Whether objects of a strict schema have only the properties that it names.
 
     Raises:
         RequestError: Several fields set them differently, or ``response_format`` has no schema.
@@ -165,10 +182,13 @@ def _structured_outputs(body: Body) -> StructuredOutputsParams | None:
             f"{' and '.join(made)} are given and differ; at most one may say what the text must be",
             param=next(iter(made)),
         )
+    if closes and wanted is not None and wanted.is_strict:
+        strict = found["response_format"] | {"disable_additional_properties": True}
+        return StructuredOutputsParams(**strict, given_as="response_format")
     return next(iter(made.values()), None)
 
 
-def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
+def _common(body: Body, default: SamplingParams, *, closes: bool) -> dict[str, Any]:
     own = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
     given = {name: getattr(default, name) for name in _RECOMMENDED} | own
     searches = own.get("use_beam_search", False)
@@ -183,7 +203,7 @@ def _common(body: Body, default: SamplingParams) -> dict[str, Any]:
         given["logit_bias"] = {
             token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
         }
-    given["structured_outputs"] = _structured_outputs(body)
+    given["structured_outputs"] = _structured_outputs(body, closes=closes)
     if body.truncation_side == "right":  # truncated before the engine sees the prompt
         truncate_prompt_tokens("truncate_prompt_tokens", given.pop("truncate_prompt_tokens", None))
     given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY

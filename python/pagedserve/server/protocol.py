@@ -6,7 +6,7 @@ unless its value requests nothing (``ABSENT``).
 """
 
 import reprlib
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -17,6 +17,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
+    AllowedToolChoice,
     Messages,
     NamedToolChoice,
     NullsLeftOut,
@@ -70,21 +71,30 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "chunking_strategy": ("auto",),
 }
 
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Range of priorities and of seeds.
-_MAX_INT: Final = 2**63 - 1
+MAX_INT: Final = 2**63 - 1
 # Characters of a field's name that an error quotes.
 _MAX_NAME_CHARS: Final = 64
 
 
 class EngineBody(SizedBody):
-    """Fields of all requests to the engine."""
+    """Fields of all requests to the engine.
+
+    Attributes:
+        harmless: Further fields of its API that have no effect here.
+        absent: Those of features that are not supported; see ``ABSENT``.
+    """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT
+
     model: str | None = None
-    priority: int = Field(default=0, ge=-_MAX_INT, le=_MAX_INT)
+    priority: int = Field(default=0, ge=-MAX_INT, le=MAX_INT)
     request_id: str | None = Field(default=None, max_length=MAX_ID_CHARS, pattern="^[ -~]+$")
     timeout: float | None = Field(default=None, gt=0, description="Seconds until it is aborted.")
 
@@ -98,14 +108,14 @@ class EngineBody(SizedBody):
             RequestError: The first of them.
         """
         for name, value in (self.model_extra or {}).items():
-            if name in ABSENT:
-                if value is not None and value not in ABSENT[name]:
+            if name in self.absent:
+                if value is not None and value not in self.absent[name]:
                     raise RequestError(
                         f"{name} is {reprlib.repr(value)}; it is not supported here", param=name
                     )
-            elif name not in HARMLESS and not allows_unknown:
+            elif name not in self.harmless and not allows_unknown:
                 shown = name[:_MAX_NAME_CHARS]
-                hint = checks.did_you_mean(shown, [*type(self).model_fields, *ABSENT])
+                hint = checks.did_you_mean(shown, [*type(self).model_fields, *self.absent])
                 raise RequestError(f"{shown} is no field of this request{hint}", param=shown)
 
 
@@ -143,7 +153,7 @@ class Body(SamplingBody):
     """Fields of both kinds of completions."""
 
     n: int | None = _parameter("n", ge=1)
-    seed: int | None = _parameter("seed", ge=-_MAX_INT, le=_MAX_INT)
+    seed: int | None = _parameter("seed", ge=-MAX_INT, le=MAX_INT)
     max_tokens: int | None = _parameter("max_tokens")
     skip_special_tokens: bool | None = _parameter("skip_special_tokens")
     logit_bias: dict[str, float] | None = _parameter("logit_bias")
@@ -190,6 +200,8 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """``POST /v1/chat/completions``."""
 
+    may_have_images: ClassVar[bool] = True
+
     messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -200,17 +212,29 @@ class ChatBody(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolMode | NamedToolChoice | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="A variable of the chat template, which may read it."
     )
+    verbosity: str | None = Field(default=None, description="Another such variable.")
 
     @property
     def usable_tools(self) -> list[Tool]:
         """Tools that the model may or must call."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        tools = self.tools or []
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+            return [tool for tool in tools if tool.function.name in allowed]
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def choice(self) -> ToolMode | NamedToolChoice:
+        """How one of ``usable_tools`` is chosen."""
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            return self.tool_choice.allowed_tools.mode
+        return self.tool_choice or "auto"
 
 
 class InputBody(TextBody):
@@ -273,7 +297,7 @@ class SpeechBody(EngineBody):
     prompt: str | None = Field(default=None, description="Previous transcript.")
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: float = 0.0
-    seed: int | None = Field(default=None, ge=-_MAX_INT, le=_MAX_INT)
+    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stream: bool = False
 
     def check_fields(self, *, allows_unknown: bool) -> None:
@@ -290,6 +314,7 @@ class TokenizeBody(SizedBody):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")
+    may_have_images: ClassVar[bool] = True
 
     model: str | None = None
     prompt: str | None = None

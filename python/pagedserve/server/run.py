@@ -196,7 +196,13 @@ class Server(uvicorn.Server):
         await context.open(client.max_num_seqs)
         sys.setswitchinterval(SWITCH_SECONDS)
         self._collector.start()
-        logger.info("%s", (await client.get_model_config()).backends)
+        model = await client.get_model_config()
+        logger.info("%s", model.backends)
+        if model.pooling is None and context.text.is_generic:
+            logger.info(
+                "the chat template shows no tools: requests with tools get a description in the "
+                "system message, and calls are held to it (--no-generic-tool-calls refuses them)"
+            )
         logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
 
     async def _drain(self) -> None:

@@ -3,36 +3,22 @@
 The result does not depend on where the text was split: a possible prefix of a tag is held back
 until it is decided, and so is whitespace that may precede one.
 
+Calls that a grammar holds to their form are left to `pagedserve.server.grammar_calls`.
+
 Content is the text without reasoning and calls, and without whitespace next to these at its start
 or end.  Text that looked like a call and is none is content, with its whitespace.
 
 Costs: a search of held back and new text per token.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
+from pagedserve.server.grammar_calls import GrammarCalls
 from pagedserve.server.tool_ends import End
 from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
-from pagedserve.server.tool_readers import Call, Schemas
-
-
-@dataclass(slots=True)
-class Parts:
-    """Parsed parts of a chunk of text.
-
-    Attributes:
-        reasoning: Reasoning text.
-        content: Content text.
-        calls: Tool calls that are complete.
-        is_cut: Whether the last call is incomplete: the text ended within its arguments.
-    """
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-    is_cut: bool = False
+from pagedserve.server.tool_readers import Call, Parts, Schemas
 
 
 class TagStream:
@@ -45,6 +31,7 @@ class TagStream:
         reasoning: ReasoningFormat | None = None,
         *,
         is_reasoning: bool = False,
+        held_head: "re.Pattern[str] | None" = None,
     ) -> None:
         """Start a text.
 
@@ -53,12 +40,15 @@ class TagStream:
             schemas: Schemas of the tools.
             reasoning: Reasoning format; None if reasoning is not separated.
             is_reasoning: Whether the text starts within reasoning.
+            held_head: Text before arguments, if a grammar holds all text from the first start tag
+                to the form of calls; else None.
         """
         self._tools = tools
         self._schemas = schemas
         self._reasoning = reasoning
         self._held = ""
-        self._state: Literal["thoughts", "content", "calls"] = "content"
+        self._state: Literal["thoughts", "content", "calls", "held"] = "content"
+        self._held_calls = None if held_head is None else GrammarCalls(held_head)
         if reasoning is not None and (is_reasoning or reasoning.begins):
             self._state = "thoughts"
         # Reasoning may start, or calls without a tag.
@@ -79,7 +69,12 @@ class TagStream:
         """Parse the next chunk of the text."""
         self._held += text
         parts = Parts()
-        step = {"thoughts": self._think, "content": self._read, "calls": self._call}
+        step = {
+            "thoughts": self._think,
+            "content": self._read,
+            "calls": self._call,
+            "held": self._call_held,
+        }
         while step[self._state](parts, is_last=is_last):
             pass
         return parts
@@ -149,7 +144,7 @@ class TagStream:
 
     def _begin_call(self, opening: str) -> None:
         assert self._tools is not None  # noqa: S101  # required in this state
-        self._opening, self._state = opening, "calls"
+        self._opening, self._state = opening, "calls" if self._held_calls is None else "held"
         has_end = opening and self._tools.end is not None and not self._is_spoilt
         self._end = self._tools.begin_end(self._tools.end or "") if has_end else None
 
@@ -174,6 +169,15 @@ class TagStream:
         self._show(parts, self._opening + self._held[:place])
         self._held, self._state = self._held[place:], "content"
         return True
+
+    def _call_held(self, parts: Parts, *, is_last: bool) -> bool:
+        """Parse calls that a grammar holds; only calls follow them."""
+        assert self._held_calls is not None  # noqa: S101  # required in this state
+        found = self._held_calls.feed(self._held, is_last=is_last)
+        self._held = ""
+        parts.calls, parts.is_cut = found.calls, found.is_cut
+        parts.more_arguments = found.more_arguments
+        return False
 
     def _calls_of(self, text: str) -> list[Call] | None:
         """Parse the calls of a text; None if it has none."""

@@ -15,10 +15,16 @@ from pagedserve.inputs.prompts import check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.server.bounds import CHARS_PER_TOKEN
 from pagedserve.server.errors import ServerError
+from pagedserve.server.generic_tools import plain_conversation
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
-from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
-from pagedserve.server.tools import AnswerReader
+from pagedserve.server.tool_formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ToolFormat,
+    tool_format_of,
+)
+from pagedserve.server.tools import AnswerReader, is_chosen_by_model
 from pagedserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -67,22 +73,35 @@ class Tokenization:
         Raises:
             RequestError: Automatic tool choice, and the model's tool call format is unknown.
         """
-        args, tools, tokenizer = self.args, None, self.client.tokenizer
-        if args.tool_call_parser is not None:
-            tools = TOOL_FORMATS[args.tool_call_parser]
-        elif body.usable_tools:
-            template = body.chat_template or self.chat_template or tokenizer.chat_template
-            tools = tool_format_of(str(template))
-            if tools is None and body.tool_choice in (None, "auto"):
-                raise RequestError(
-                    "tools is given, and the model's chat template does not say how it calls them: "
-                    "give tool_choice 'required' or a name, or start with --tool-call-parser",
-                    param="tools",
-                )
+        args, tools = self.args, self._tool_format(body.chat_template)
+        if tools is None and is_chosen_by_model(body):
+            raise RequestError(
+                "tools is given, and the model's chat template does not say how it calls them: "
+                "give tool_choice 'required' or a name, or start with --tool-call-parser",
+                param="tools",
+            )
         reasoning = None
         if args.reasoning_parser is not None:
             reasoning = REASONING_FORMATS[args.reasoning_parser]
         return AnswerReader(body=body, tools=tools, reasoning=reasoning)
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether chats with tools have the generic format."""
+        known = self._tool_format(None) if self._template(None) else None
+        return known is not None and known.is_generic
+
+    def _template(self, given: str | None) -> str | None:
+        """The chat template of a request, which may have given its own."""
+        return given or self.chat_template or self.client.tokenizer.chat_template
+
+    def _tool_format(self, given: str | None) -> ToolFormat | None:
+        """Tool call format: by the options, else by the chat template; None if it is unknown."""
+        if self.args.tool_call_parser is not None:
+            return TOOL_FORMATS[self.args.tool_call_parser]
+        found = tool_format_of(str(self._template(given) or ""))
+        is_off = found is not None and found.is_generic and not self.args.generic_tool_calls
+        return None if is_off else found
 
     async def has_special(self, tags: Collection[str]) -> bool:
         """Whether the detokenizer drops any of these tags as special tokens."""
@@ -106,6 +125,19 @@ class Tokenization:
         return await self._aside(
             partial(self._render, tokenizer, body, images), cost=body.num_bytes
         )
+
+    async def chat_token_ids(self, body: ChatBody | TokenizeBody) -> list[int]:
+        """Render and tokenize a conversation, outside the event loop.
+
+        Raises:
+            RequestError: The template does not accept the messages, or they have images.
+            ServerError: 400, a chat template that is not allowed.
+        """
+        prompt = await self.chat_prompt(body)
+        if "multi_modal_data" in prompt:
+            text = "messages has images, whose tokens are not known before they are run"
+            raise RequestError(text, param="messages")
+        return [*map(int, prompt["prompt_token_ids"])]
 
     def check_length(self, text: str, name: str) -> None:
         """Refuse a text that is too long to tokenize.
@@ -173,17 +205,35 @@ class Tokenization:
         body: ChatBody | TokenizeBody,
         images: ImageRules | str,
     ) -> TokensPrompt:
-        messages: Conversation = body.messages or []
-        return chat_prompt(
+        render = partial(
+            chat_prompt,
             tokenizer,
-            messages,
             chat_template=body.chat_template or self.chat_template,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
             chat_template_kwargs=_variables_of(body),
-            tools=_tools_of(body),
             images=images,
         )
+        messages: Conversation = body.messages or []
+        tools = _tools_of(body)
+        known = self._tool_format(body.chat_template)
+        if known is not None and known.is_generic:
+            has_system = bool(tools) and _shows_system(render)
+            messages = plain_conversation(messages, tools or (), has_system=has_system)
+            tools = None
+        return render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            tools=tools,
+        )
+
+
+def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
+    """Whether a template shows a system message; others refuse it, or pass over it."""
+    probe = [{"role": "system", "content": "probe"}, {"role": "user", "content": "?"}]
+    try:
+        return "probe" in (render(probe).get("prompt") or "")
+    except RequestError:
+        return False
 
 
 def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
@@ -194,7 +244,8 @@ def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
 
 def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
     """Further variables of the template; None if there are none."""
-    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
-    if effort is None:
+    if not isinstance(body, ChatBody):
         return body.chat_template_kwargs
-    return {"reasoning_effort": effort, **(body.chat_template_kwargs or {})}
+    fields = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given | (body.chat_template_kwargs or {}) or None

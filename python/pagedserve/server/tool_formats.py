@@ -4,11 +4,13 @@ A format defines the start of a call, its end, and the parser of the text betwee
 common (`pagedserve.server.tag_stream`).  The names are those of vLLM's parsers.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
+from pagedserve.server.generic_tools import END, START
 from pagedserve.server.tool_ends import (
     JSON_STRINGS,
     PYTHON_STRINGS,
@@ -29,6 +31,8 @@ from pagedserve.server.tool_readers import (
     read_pythonic,
 )
 
+# The variable of a template that has the tools.
+_SHOWS_TOOLS: Final = re.compile(r"\btools\b")
 _OUTSIDE_STRINGS: Final = partial(EndOutsideStrings, strings=JSON_STRINGS)
 
 
@@ -44,6 +48,8 @@ class ToolFormat:
         bare_starts: Strings that start calls at the start of a text, and are part of them.
         marks: Strings that all occur in the chat templates of the family.
         id_length: Length of a call's id, if the family's template requires one.
+        is_generic: Whether the format is that of templates which show no tools; see
+            `pagedserve.server.generic_tools`.
     """
 
     starts: tuple[str, ...] = ()
@@ -53,6 +59,7 @@ class ToolFormat:
     bare_starts: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     id_length: int | None = None
+    is_generic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +147,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         bare_starts=("[",),
         marks=("<|python_start|>",),
     ),
+    "generic": ToolFormat(starts=(START,), end=END, read=read_json, is_generic=True),
 }
 
 _THINK: Final = ReasoningFormat(start="<think>", end="</think>")
@@ -154,8 +162,17 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 }
 
 
+@lru_cache(maxsize=16)
 def tool_format_of(chat_template: str | None) -> ToolFormat | None:
-    """Tool call format of a chat template; None if it is unknown."""
+    """Tool call format of a chat template; None if it is unknown.
+
+    It is the generic format if the template shows no tools.
+    """
     template = chat_template or ""
-    known = TOOL_FORMATS.values()
-    return next((entry for entry in known if all(mark in template for mark in entry.marks)), None)
+    families = (entry for entry in TOOL_FORMATS.values() if entry.marks)
+    found = next(
+        (entry for entry in families if all(mark in template for mark in entry.marks)), None
+    )
+    if found is None and not _SHOWS_TOOLS.search(template):
+        return TOOL_FORMATS["generic"]
+    return found

@@ -1,7 +1,8 @@
 """Parsers of tool calls, shared by several formats.
 
 A parser takes the text between the tags of a format and raises `ValueError` if it is not a call.
-Its result is always valid JSON (`pagedserve.server.tool_values`).
+Its result is always valid JSON (`pagedserve.server.tool_values`); arguments in JSON are returned as
+they are written.
 
 Costs: each parser scans its text once, whatever it is: a model may be made to write tags by the
 thousand.
@@ -11,9 +12,10 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pagedserve.server.tool_values import DECODER, dumps, typed_arguments
+from pagedserve.server.tool_values import DECODER, as_written, dumps, typed_arguments
 
 # JSON schema of each tool's arguments, by its name.
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -22,6 +24,7 @@ _SPACE: Final = re.compile(r"\s*")
 # Prefix of a call before its arguments.
 _NAME: Final = re.compile(r"\s*([^\s<]{1,256})\s*(?=<arg_key>|\Z)")
 _SEPARATORS: Final = re.compile(r"[ \t\r\n,;]*")
+_JSON_NAMES: Final = {"true": True, "false": False, "null": None}
 
 
 class NoCallError(ValueError):
@@ -40,20 +43,41 @@ class Call(NamedTuple):
     arguments: str
 
 
-def _dumped(arguments: object) -> str:
-    if isinstance(arguments, str):  # already serialized
-        arguments = DECODER.decode(arguments)
-    if not isinstance(arguments, dict):
-        raise NoCallError("arguments are an object")
-    return dumps(arguments)
+@dataclass(slots=True)
+class Parts:
+    """Parsed parts of a chunk of text.
+
+    Attributes:
+        reasoning: Reasoning text.
+        content: Content text.
+        calls: Tool calls; the last one may be continued.
+        more_arguments: Text that continues the arguments of the last call of earlier chunks.
+        is_cut: Whether the last call is incomplete: the text ended within its arguments.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+    more_arguments: str = ""
+    is_cut: bool = False
 
 
-def _call(found: object) -> Call:
-    """Convert an object to a call."""
-    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+def _call(members: Mapping[str, "_Value"]) -> Call:
+    """Convert the members of an object to a call."""
+    name = members["name"].value if "name" in members else None
+    if not isinstance(name, str):
         raise NoCallError("a call is an object with a name")
-    given = (found[key] for key in ("arguments", "parameters", "args") if key in found)
-    return Call(name, _dumped(next(given, {})))
+    given = (members[key] for key in ("arguments", "parameters", "args") if key in members)
+    return Call(name, _arguments(next(given, _NO_ARGUMENTS)))
+
+
+def _arguments(given: "_Value") -> str:
+    """JSON of arguments, as the model wrote them."""
+    if isinstance(given.value, str):  # serialized twice
+        given = _Value(DECODER.decode(given.value), given.value.strip())
+    if not isinstance(given.value, dict):
+        raise NoCallError("arguments are an object")
+    return as_written(given.text)
 
 
 def _all_of(calls: list[Call]) -> list[Call]:
@@ -67,22 +91,63 @@ def _after(pattern: "re.Pattern[str]", text: str, place: int) -> int:
     return place if found is None else found.end()
 
 
-def _values(text: str) -> Iterator[Any]:
-    """JSON values in sequence, separated by whitespace, commas or semicolons."""
-    place = _after(_SEPARATORS, text, 0)
+class _Value(NamedTuple):
+    """A JSON value, and its text."""
+
+    value: Any
+    text: str
+
+
+_NO_ARGUMENTS: Final = _Value({}, "{}")
+
+
+def _value(text: str, place: int) -> tuple[_Value, int]:
+    """The JSON value at a position, and the position after it."""
+    value, end = DECODER.raw_decode(text, place)
+    return _Value(value, text[place:end]), end
+
+
+def _members(text: str, place: int) -> tuple[dict[str, _Value], int]:
+    """Members of the JSON object at a position, and the position after it."""
+    members: dict[str, _Value] = {}
+    place = _token(text, place, "{")
+    while text[place : place + 1] != "}":
+        if members:
+            place = _token(text, place, ",")
+        key, place = _value(text, place)
+        if not isinstance(key.value, str):
+            raise NoCallError("a key is a string")
+        members[key.value], place = _value(text, _token(text, place, ":"))
+        place = _after(_SPACE, text, place)
+    return members, place + 1
+
+
+def _token(text: str, place: int, token: str) -> int:
+    """Position of what follows a token, and the whitespace beside it."""
+    place = _after(_SPACE, text, place)
+    if text[place : place + 1] != token:
+        raise NoCallError(f"{token} is missing")
+    return _after(_SPACE, text, place + 1)
+
+
+def _calls(text: str) -> Iterator[Call]:
+    """Calls in sequence, alone or in lists, separated by whitespace, commas or semicolons."""
+    place, is_listed = _after(_SEPARATORS, text, 0), False
     while place < len(text):
-        value, place = DECODER.raw_decode(text, place)
-        yield value
+        if text[place] == ("]" if is_listed else "["):
+            is_listed, place = not is_listed, place + 1
+        else:
+            members, place = _members(text, place)
+            yield _call(members)
         place = _after(_SEPARATORS, text, place)
+    if is_listed:
+        raise NoCallError("] is missing")
 
 
 def read_json(text: str, schemas: Schemas) -> list[Call]:
     """Parse objects with a name and arguments, alone or in lists."""
     del schemas
-    calls: list[Call] = []
-    for value in _values(text):
-        calls += map(_call, value if isinstance(value, list) else [value])
-    return _all_of(calls)
+    return _all_of([*_calls(text)])
 
 
 def read_by_header(header: str) -> Callable[[str, Schemas], list[Call]]:
@@ -94,8 +159,8 @@ def read_by_header(header: str) -> Callable[[str, Schemas], list[Call]]:
         calls: list[Call] = []
         place = 0
         while found := compiled.search(text, place):
-            given, place = DECODER.raw_decode(text, _after(_SPACE, text, found.end()))
-            calls.append(Call(found[1].strip(), _dumped(given)))
+            given, place = _value(text, _after(_SPACE, text, found.end()))
+            calls.append(Call(found[1].strip(), _arguments(given)))
         return _all_of(calls)
 
     return read
@@ -114,7 +179,7 @@ def read_functions(text: str, schemas: Schemas) -> list[Call]:
             value, place = ends.content(place)
             texts[key] = value.removeprefix("\n").removesuffix("\n")
         _, place = _name(text, place, "</function>")
-        calls.append(Call(name, dumps(typed_arguments(texts, schemas.get(name, {})))))
+        calls.append(Call(name, typed_arguments(texts, schemas.get(name, {}))))
     return _all_of(calls)
 
 
@@ -132,7 +197,7 @@ def read_keys_and_values(text: str, schemas: Schemas) -> list[Call]:
         texts[key], place = ends.content(place)
     if not texts and name not in schemas:
         raise NoCallError("a word alone is a call only of a tool that is known")
-    return [Call(name, dumps(typed_arguments(texts, schemas.get(name, {}))))]
+    return [Call(name, typed_arguments(texts, schemas.get(name, {})))]
 
 
 def _name(text: str, place: int, end: str) -> tuple[str, int]:
@@ -176,9 +241,9 @@ def read_mistral(text: str, schemas: Schemas) -> list[Call]:
     while place < len(text):
         start = text.find("{", place)
         name = text[place : start if start >= 0 else len(text)]
-        arguments, place = DECODER.raw_decode(text, place + len(name))
+        given, place = _value(text, place + len(name))
         plain = name.replace("[TOOL_CALLS]", "").partition("[CALL_ID]")[0].partition("[ARGS]")[0]
-        calls.append(Call(plain.strip(), _dumped(arguments)))
+        calls.append(Call(plain.strip(), _arguments(given)))
         place = _after(_SPACE, text, place)
     return _all_of(calls)
 
@@ -199,5 +264,14 @@ def read_pythonic(text: str, schemas: Schemas) -> list[Call]:
 def _pythonic(entry: ast.expr) -> Call:
     if not isinstance(entry, ast.Call) or entry.args:
         raise NoCallError("there is no call by names")
-    given = {word.arg: ast.literal_eval(word.value) for word in entry.keywords if word.arg}
+    words = {word.arg: _Names().visit(word.value) for word in entry.keywords if word.arg}
+    given = {name: ast.literal_eval(value) for name, value in words.items()}
     return Call(ast.unparse(entry.func), dumps(given))
+
+
+class _Names(ast.NodeTransformer):
+    """Replaces JSON's names by their values: models write them in Python too."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a name."""
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node

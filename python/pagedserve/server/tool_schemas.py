@@ -1,4 +1,4 @@
-"""JSON schema of a list of tool calls, each valid for its tool.
+"""JSON schema of tool calls, each valid for its tool.
 
 The schema of each tool has a separate entry under ``$defs``, with its name if possible, which
 errors show.  Its references are rewritten to it: two tools may define the same name, and refer to
@@ -56,31 +56,45 @@ def schema_of_calls(schemas: Schemas, *, several: bool) -> dict[str, Any]:
     Raises:
         RequestError: Two tools have different schemas with the same ``$id``.
     """
+    call = schema_of_call(schemas, key="parameters")
+    most = {} if several else {"maxItems": 1}
+    return {
+        "type": "array",
+        "minItems": 1,
+        **most,
+        "items": {"anyOf": call["anyOf"]},
+        "$defs": call["$defs"],
+    }
+
+
+def schema_of_call(schemas: Schemas, *, key: str) -> dict[str, Any]:
+    """Schema of one call: an object with the name of a tool, and its arguments.
+
+    Args:
+        schemas: Schemas of the tools; at least one.
+        key: Key of the arguments.
+
+    Raises:
+        RequestError: Two tools have different schemas with the same ``$id``.
+    """
     _check_ids(schemas)
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for number, (name, schema) in enumerate(schemas.items()):
         place = name if _PLAIN.fullmatch(name) else f"tool.{number}"
         definitions[place] = _moved(schema, place)
-        parameters = {"$ref": f"#/$defs/{place}"}
+        arguments = {"$ref": f"#/$defs/{place}"}
         if schema.get("type") != _OBJECT:
-            parameters["type"] = _OBJECT
+            arguments["type"] = _OBJECT
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "parameters": parameters},
-                "required": ["name", "parameters"],
+                "properties": {"name": {"const": name}, key: arguments},
+                "required": ["name", key],
                 "additionalProperties": False,
             }
         )
-    most = {} if several else {"maxItems": 1}
-    return {
-        "type": "array",
-        "minItems": 1,
-        **most,
-        "items": {"anyOf": calls},
-        "$defs": definitions,
-    }
+    return {"anyOf": calls, "$defs": definitions}
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -4,7 +4,11 @@ Untyped text, as in tagged formats, is converted by the whole schema: ``type``, 
 ``anyOf``, ``oneOf``, ``allOf``, ``not`` and references into the schema of the tool.  Patterns are
 not evaluated: a client's may run indefinitely.
 
-Invariant: the result of ``dumps`` is JSON by RFC 8259, without NaN and lone surrogates.
+Invariants:
+
+1. Results are JSON by RFC 8259, without NaN and lone surrogates.
+2. What the model wrote as JSON stays as it wrote it, so that no number changes.  Only characters
+   that JSON does not allow in strings, such as line breaks, become escapes.
 
 Costs: one visit of each schema that a value's schema refers to.
 """
@@ -12,8 +16,9 @@ Costs: one visit of each schema that a value's schema refers to.
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from pagedserve.references import resolved
 
@@ -21,7 +26,11 @@ Schema: TypeAlias = Mapping[str, Any]
 
 # Python's literals, which templates and models write too.
 _CONSTANTS: Final = {"True": True, "False": False, "None": None}
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+# Characters that strings of JSON may have as escapes alone.
+_ESCAPED: Final = re.compile("[\x00-\x1f\ud800-\udfff]")
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"')
+# Digits of an integer that Python converts.
+_MAX_DIGITS: Final = sys.int_info.default_max_str_digits
 _KINDS: Final[dict[type, tuple[str, ...]]] = {
     type(None): ("null",),
     bool: ("boolean",),
@@ -34,15 +43,27 @@ _KINDS: Final[dict[type, tuple[str, ...]]] = {
 _ALTERNATIVES: Final = ("anyOf", "oneOf")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a JSON number")
-    return number
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= _MAX_DIGITS else float(text)
 
 
-# Accepts line breaks in strings: models write them.
-DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite, strict=False)
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+# Accepts line breaks in strings: models write them.  Numbers beyond the limits are infinite.
+DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse, strict=False)
+
+
+def as_written(text: str) -> str:
+    """JSON of a text that ``DECODER`` accepts."""
+    if not _ESCAPED.search(text):
+        return text
+    return _STRING.sub(lambda found: _ESCAPED.sub(_escape, found[0]), text)
+
+
+def _escape(found: "re.Match[str]") -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def dumps(value: object) -> str:
@@ -53,28 +74,30 @@ def dumps(value: object) -> str:
         TypeError: JSON has no such type.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _ESCAPED.sub(_escape, text)
 
 
-def typed_arguments(texts: Mapping[str, str], schema: Schema) -> dict[str, Any]:
-    """Convert the arguments of a call from text.
+def typed_arguments(texts: Mapping[str, str], schema: Schema) -> str:
+    """JSON of the arguments of a call whose values are untyped text.
 
     Args:
         texts: Values by the names of the arguments.
         schema: Schema of all arguments.
     """
-    return {
-        name: typed(text, {"anyOf": [*_schemas_of(name, schema, schema, set())]}, schema)
+    values = (
+        f"{dumps(name)}: "
+        + typed(text, {"anyOf": [*_schemas_of(name, schema, schema, set())]}, schema)
         for name, text in texts.items()
-    }
+    )
+    return f"{{{', '.join(values)}}}"
 
 
-def typed(text: str, schema: object, root: Schema) -> Any:
-    """Convert a text to a value.
+def typed(text: str, schema: object, root: Schema) -> str:
+    """JSON of a value that is written as untyped text.
 
-    It stays a string if the schema accepts strings, except for ``null`` if the schema accepts that
-    too; else it becomes JSON that the schema accepts.  If the schema is silent, objects and lists
-    are parsed and everything else stays a string.
+    It is a string if the schema accepts strings, except for ``null`` if the schema accepts that
+    too; else it is the text, as JSON that the schema accepts.  If the schema is silent, objects and
+    lists are JSON and everything else is a string.
 
     Args:
         text: Text of the model.
@@ -84,12 +107,13 @@ def typed(text: str, schema: object, root: Schema) -> Any:
     try:
         value = _CONSTANTS[text] if text in _CONSTANTS else DECODER.decode(text)
     except (ValueError, RecursionError):
-        return text
+        return dumps(text)
     as_text, as_value = _names(text, schema, root, {}), _names(value, schema, root, {})
-    if as_value and (not as_text or text == "null"):
-        return value
     says_nothing = as_text is None and as_value is None
-    return value if says_nothing and isinstance(value, (dict, list)) else text
+    is_json = bool(as_value) and (not as_text or text == "null")
+    if not is_json and not (says_nothing and isinstance(value, (dict, list))):
+        return dumps(text)
+    return dumps(value) if text in _CONSTANTS else as_written(text.strip())
 
 
 def _names(value: object, schema: object, root: Schema, known: dict[str, Any]) -> bool | None:
@@ -129,7 +153,7 @@ def _is_of_types(value: object, schema: Schema) -> bool | None:
 
 def _kinds_of(value: object) -> tuple[str, ...]:
     """JSON schema types of a value."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and (value.is_integer() or math.isinf(value)):
         return ("integer", "number")
     return _KINDS[type(value)]
 

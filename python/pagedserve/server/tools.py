@@ -7,15 +7,17 @@ from typing import Any, Final
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
-from pagedserve.server.fields import NamedToolChoice
-from pagedserve.server.forced_calls import ForcedCalls
+from pagedserve.server.fields import AllowedToolChoice, NamedToolChoice
+from pagedserve.server.generic_tools import HELD_HEAD, grammar_of_calls
+from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tag_stream import Parts, TagStream
+from pagedserve.server.tag_stream import TagStream
 from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
-from pagedserve.server.tool_readers import Call, Schemas
+from pagedserve.server.tool_readers import Call, Parts, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 
-_ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
+# Without parameters a tool has no arguments, as at OpenAI, if its schema is closed.
+_NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 # Number of tool names that an error lists.
 _MAX_SHOWN: Final = 16
 
@@ -27,55 +29,104 @@ def check_tools(body: ChatBody) -> None:
         RequestError: A tool is missing or invalid.
     """
     names = [tool.function.name for tool in body.tools or ()]
-    choice = body.tool_choice
-    if len(set(names)) < len(names):
+    known = set(names)
+    if len(known) < len(names):
         raise RequestError("tools has two functions of one name", param="tools")
-    if choice == "required" and not names:
+    if body.choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
-    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+    unknown = next((name for name in _chosen_names(body) if name not in known), None)
+    if unknown is not None:
         more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
-        known = ", ".join(names[:_MAX_SHOWN] + more) or "none"
+        shown = ", ".join(names[:_MAX_SHOWN] + more) or "none"
         raise RequestError(
-            f"tool_choice names {choice.function.name!r:.80}; tools has {known}",
-            param="tool_choice",
+            f"tool_choice names {unknown!r:.80}; tools has {shown}", param="tool_choice"
         )
     for name, schema in schemas_of(body).items():
         check_parameters(name, schema)
 
 
+def _chosen_names(body: ChatBody) -> list[str]:
+    """Names of tools in the tool choice."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        return [choice.function.name]
+    if isinstance(choice, AllowedToolChoice):
+        return [tool.function.name for tool in choice.allowed_tools.tools]
+    return []
+
+
 def schemas_of(body: ChatBody) -> Schemas:
     """Schema of each tool's arguments."""
-    tools = body.usable_tools
-    return {tool.function.name: tool.function.parameters or _ANY_ARGUMENTS for tool in tools}
+    functions = [tool.function for tool in body.usable_tools]
+    return {
+        function.name: _NO_ARGUMENTS if function.parameters is None else function.parameters
+        for function in functions
+    }
 
 
-def forced_by_choice(body: ChatBody) -> StructuredOutputsParams | None:
+def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutputsParams | None:
     """Structured outputs of a forced tool choice: the arguments, or a list of calls.
+
+    Args:
+        body: The request.
+        closes: Whether arguments are only those that the schemas name.
 
     Raises:
         RequestError: The schemas cannot be enforced.
     """
-    try:
-        schema = _forced_schema(body)
-    except RecursionError as error:
-        raise RequestError(
-            "tools has parameters that are nested too deeply to be held to", param="tools"
-        ) from error
+    schema = _forced_schema(body)
     if schema is None:
         return None
-    return StructuredOutputsParams(json=schema, disable_any_whitespace=True, given_as="tools")
+    return StructuredOutputsParams(
+        json=schema,
+        disable_any_whitespace=True,
+        disable_additional_properties=closes,
+        given_as="tools",
+    )
 
 
 def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     schemas = schemas_of(body)
-    if isinstance(body.tool_choice, NamedToolChoice):
-        schema = schemas[body.tool_choice.function.name]
+    if isinstance(body.choice, NamedToolChoice):
+        schema = schemas[body.choice.function.name]
         check_schema("tools", schema, body.num_bytes)
         return schema_of_arguments(schema)
-    if body.tool_choice == "required":
+    if body.choice == "required":
         check_schema("tools", schemas, body.num_bytes)
         return schema_of_calls(schemas, several=body.parallel_tool_calls)
     return None
+
+
+def held_by_format(
+    body: ChatBody, known: ToolFormat | None, *, closes: bool = True
+) -> StructuredOutputsParams | None:
+    """Structured outputs of calls that the model chooses in the generic format.
+
+    Args:
+        body: The request.
+        known: Tool call format; None if it is unknown.
+        closes: Whether arguments are only those that the schemas name.
+
+    Raises:
+        RequestError: The schemas cannot be enforced.
+    """
+    if known is None or not known.is_generic or not is_chosen_by_model(body):
+        return None
+    schemas = schemas_of(body)
+    check_schema("tools", schemas, body.num_bytes)
+    grammar = grammar_of_calls(
+        schemas,
+        several=body.parallel_tool_calls,
+        is_strict=any(tool.function.strict for tool in body.usable_tools),
+    )
+    return StructuredOutputsParams(
+        grammar=grammar, disable_additional_properties=closes, given_as="tools"
+    )
+
+
+def is_chosen_by_model(body: ChatBody) -> bool:
+    """Whether the model decides if it calls a tool."""
+    return bool(body.usable_tools) and body.choice == "auto"
 
 
 def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
@@ -86,8 +137,7 @@ def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) ->
     Raises:
         RequestError: Tools and JSON are given.
     """
-    is_free = bool(body.usable_tools) and body.tool_choice in (None, "auto")
-    if is_free and text is not None and text.kind == "json":
+    if is_chosen_by_model(body) and text is not None and text.kind == "json":
         raise RequestError(
             f"{text.named} is given with tools that the model may choose, and a text that must be "
             "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
@@ -106,7 +156,7 @@ class Reading:
         is_cut: Whether the last call ended before its arguments were complete.
     """
 
-    stream: TagStream | ForcedCalls
+    stream: TagStream | GrammarCalls
     named: str | None = None
     num_calls: int = 0
     is_cut: bool = False
@@ -121,12 +171,14 @@ class AnswerReader:
         tools: Tool call format for automatic tool choice; None if it is unknown.
         reasoning: Reasoning format; None if reasoning stays in the content.
         is_reasoning: Whether the prompt ends within reasoning.
+        is_held: Whether a grammar holds the calls that the model chooses to their form.
     """
 
     body: ChatBody
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     is_reasoning: bool = False
+    is_held: bool = False
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     @property
@@ -157,6 +209,8 @@ class AnswerReader:
             is_last: Whether it is the end of the text.
             is_delta: Whether it is a delta of a stream.
         """
+        if not self.is_needed:
+            return {"content": text}
         reading = self._readings.get(index) or self._readings.setdefault(index, self._begin())
         if reading.named is not None:
             calls = [self._named_call(reading, text, is_delta=is_delta)]
@@ -186,17 +240,18 @@ class AnswerReader:
         return "tool_calls" if reading.num_calls else reason
 
     def _begin(self) -> Reading:
-        choice = self.body.tool_choice
+        choice = self.body.choice
         if isinstance(choice, NamedToolChoice):
             return Reading(TagStream(None, {}), choice.function.name)
         if choice == "required":
-            return Reading(ForcedCalls())
+            return Reading(GrammarCalls(FORCED_HEAD))
         return Reading(
             TagStream(
                 self.tools if self.body.usable_tools else None,
                 schemas_of(self.body),
                 self.reasoning,
                 is_reasoning=self.is_reasoning,
+                held_head=HELD_HEAD if self.is_held else None,
             )
         )
 
@@ -204,7 +259,7 @@ class AnswerReader:
         calls = parts.calls
         if not self.body.parallel_tool_calls:
             calls = calls[: max(0, 1 - reading.num_calls)]
-        shown = []
+        shown = [_continued(reading, parts.more_arguments)] if parts.more_arguments else []
         for call in calls:
             index = {"index": reading.num_calls} if is_delta else {}
             shown.append(index | self._shown(call))
@@ -215,7 +270,7 @@ class AnswerReader:
         """The arguments of the named tool, as far as generated."""
         is_first, reading.num_calls = reading.num_calls == 0, 1
         if not is_first:
-            return {"index": 0, "function": {"arguments": text}}
+            return _continued(reading, text)
         return ({"index": 0} if is_delta else {}) | self._shown(Call(reading.named or "", text))
 
     def _shown(self, call: Call) -> dict[str, Any]:
@@ -226,3 +281,8 @@ class AnswerReader:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
+
+
+def _continued(reading: Reading, arguments: str) -> dict[str, Any]:
+    """Delta that continues the arguments of the last call."""
+    return {"index": reading.num_calls - 1, "function": {"arguments": arguments}}

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedserve.server.forced_calls import ForcedCalls
-from pagedserve.server.tag_stream import Parts
-from pagedserve.server.tool_readers import Call
+from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
+from pagedserve.server.tool_readers import Call, Parts
 
 JSON = st.recursive(
     st.text('"\\{}[],:a\n', max_size=8) | st.integers() | st.none(),
@@ -25,9 +24,12 @@ CALLS = st.lists(
 
 
 def read(pieces: list[str]) -> Parts:
-    calls, whole = ForcedCalls(), Parts()
+    calls, whole = GrammarCalls(FORCED_HEAD), Parts()
     for place, piece in enumerate(pieces):
         parts = calls.feed(piece, is_last=place == len(pieces) - 1)
+        if parts.more_arguments:
+            name, arguments = whole.calls[-1]
+            whole.calls[-1] = Call(name, arguments + parts.more_arguments)
         whole.calls += parts.calls
         whole.is_cut = parts.is_cut
         assert parts.content == parts.reasoning == ""
@@ -64,10 +66,15 @@ def test_what_names_no_call_yet_is_nothing(text: str) -> None:
     assert read([text]) == Parts()
 
 
-def test_a_call_is_given_once_it_is_whole() -> None:
-    calls = ForcedCalls()
-    assert calls.feed('[{"name":"a","parameters":{"b":"}', is_last=False) == Parts()
-    assert calls.feed('"}', is_last=False) == Parts(calls=[Call("a", '{"b":"}"}')])
+def test_arguments_are_given_as_they_come() -> None:
+    calls = GrammarCalls(FORCED_HEAD)
+    assert calls.feed('[{"name":"a","parameters":', is_last=False) == Parts()
+    assert calls.feed('{"b":"}\\', is_last=False) == Parts(calls=[Call("a", '{"b":"}')])
+    assert calls.feed("", is_last=False) == Parts()
+    assert calls.feed('""', is_last=False) == Parts(more_arguments='\\""')
     assert calls.feed('},{"name":"c","parameters":{"d', is_last=True) == Parts(
-        calls=[Call("c", '{"d')], is_cut=True
+        more_arguments="}", calls=[Call("c", '{"d')], is_cut=True
     )
+    calls = GrammarCalls(FORCED_HEAD)
+    calls.feed('[{"name":"a","parameters":{"b":"', is_last=False)
+    assert calls.feed("\\", is_last=True) == Parts(more_arguments="\\", is_cut=True)

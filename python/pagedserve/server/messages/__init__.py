@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, on top of what chat completions use."""

@@ -1,0 +1,197 @@
+"""Requests of the Messages API, converted to chats."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from pagedserve.errors import RequestError
+from pagedserve.server.fields import (
+    Function,
+    FunctionName,
+    JsonSchema,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+)
+from pagedserve.server.messages.protocol import (
+    Block,
+    CountTokensBody,
+    ImageBlock,
+    MessagesBody,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from pagedserve.server.protocol import ChatBody
+
+# Start of the result of a tool that failed: templates have no field for it.
+_ERROR: Final = "Error:"
+# What errors name instead of fields and values of a chat.
+NAMES: Final = {"response_format": "output_config.format", "'required'": "'any'"}
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(body: CountTokensBody) -> ChatBody:
+    """Convert a request to the chat that it describes.
+
+    Raises:
+        RequestError: A block is in a message of the wrong role.
+    """
+    continues = body.messages[-1].role == "assistant"
+    chat = ChatBody(
+        model=body.model,
+        priority=body.priority,
+        request_id=body.request_id,
+        timeout=body.timeout,
+        messages=[*_messages_of(body)],
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        **_tools_of(body),
+        **_output_of(body),
+        **(_sampling_of(body) if isinstance(body, MessagesBody) else {}),
+    )
+    chat.arrived_with(body.num_bytes)
+    return chat
+
+
+def _sampling_of(body: MessagesBody) -> dict[str, Any]:
+    return {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences or None,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+    }
+
+
+def _output_of(body: CountTokensBody) -> dict[str, Any]:
+    """Fields of reasoning, and of the format of the text."""
+    fields: dict[str, Any] = {"reasoning_effort": body.output_config.effort}
+    if body.output_config.format is not None:
+        schema = JsonSchema(schema=body.output_config.format.schema_)
+        fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+    if (thinking := body.thinking) is not None:
+        is_on = thinking.type != "disabled"
+        fields["include_reasoning"] = is_on and thinking.display != "omitted"
+        if thinking.type != "adaptive":
+            fields["chat_template_kwargs"] = {"enable_thinking": is_on}
+    return fields
+
+
+def _tools_of(body: CountTokensBody) -> dict[str, Any]:
+    """Fields of the tools, and of their choice."""
+    fields: dict[str, Any] = {
+        "tools": [
+            Tool(
+                function=Function(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                )
+            )
+            for tool in body.tools
+        ]
+        or None
+    }
+    choice = body.tool_choice
+    if choice is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        fields["tool_choice"] = (
+            _CHOICES[choice.type]
+            if isinstance(choice, ToolChoice)
+            else NamedToolChoice(function=FunctionName(name=choice.name))
+        )
+    return fields
+
+
+def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
+    """Messages of the chat; consecutive ones of a role are one turn, as in the Messages API."""
+    if body.system:
+        yield {"role": "system", "content": _content_of(body.system)}
+    names = {
+        block.id: block.name
+        for message in body.messages
+        for block in message.content
+        if isinstance(block, ToolUseBlock)
+    }
+    for role, turn in groupby(body.messages, lambda message: message.role):
+        blocks = [block for message in turn for block in message.content]
+        if role == "assistant":
+            yield _assistant_message(blocks)
+        elif role == "user":
+            yield from _user_messages(blocks, names)
+        else:
+            yield {"role": role, "content": _content_of(blocks)}
+
+
+def _user_messages(blocks: Sequence[Block], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Messages of a user's turn: one of each result of a tool, and of the blocks between them."""
+    between: list[Block] = []
+    for block in blocks:
+        if not isinstance(block, ToolResultBlock):
+            between.append(block)
+            continue
+        if between:
+            yield {"role": "user", "content": _content_of(between)}
+            between = []
+        yield _tool_message(block, names)
+    if between or not blocks:
+        yield {"role": "user", "content": _content_of(between)}
+
+
+def _tool_message(block: ToolResultBlock, names: Mapping[str, str]) -> dict[str, Any]:
+    content = _content_of(block.content)
+    if block.is_error and isinstance(content, str):
+        content = f"{_ERROR} {content}"
+    elif block.is_error:
+        content = [{"type": "text", "text": _ERROR}, *content]
+    message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    if (name := names.get(block.tool_use_id)) is not None:  # some templates show it
+        message["name"] = name
+    return message
+
+
+def _assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
+    rest: list[Block] = []
+    calls: list[dict[str, Any]] = []
+    thinking: list[str] = []
+    for block in blocks:
+        if isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ThinkingBlock):
+            thinking.append(block.thinking)
+        elif not isinstance(block, RedactedThinkingBlock):
+            rest.append(block)
+    is_empty = not rest and bool(calls or thinking)
+    message = {"role": "assistant", "content": None if is_empty else _content_of(rest)}
+    if thinking:  # the two names that templates know
+        message["reasoning"] = message["reasoning_content"] = "".join(thinking)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _content_of(blocks: Sequence[Block]) -> str | list[dict[str, Any]]:
+    """Content of a chat's message: a string for a single block of text, else its parts."""
+    parts = [*map(_part_of, blocks)]
+    if all("text" in part for part in parts) and len(parts) <= 1:
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part_of(block: Block) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageBlock):
+        return {"type": "image_url", "image_url": {"url": block.source.url}}
+    raise RequestError(
+        f"messages has a block of type {block.type!r} where its role has none: thinking and "
+        "tool_use are the assistant's, tool_result the user's",
+        param="messages",
+    )

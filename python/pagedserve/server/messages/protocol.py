@@ -1,0 +1,302 @@
+"""Bodies of the Messages API: their fields and types.
+
+Fields without effect here are part of the types, and passed over; any other unknown field is
+refused by name.
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from pagedserve.errors import RequestError
+from pagedserve.server.fields import NullsLeftOut
+from pagedserve.server.protocol import EngineBody
+
+# Names of tools, and ids of their calls.
+_Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Part(NullsLeftOut):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Cacheable(_Part):
+    """A part that may end a cached prefix; every prefix is cached here."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(_Cacheable):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class Base64Source(_Part):
+    """An image in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+    @property
+    def url(self) -> str:
+        """A data URL of the image."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(_Part):
+    """An image in a data URL; the server fetches no other URL."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(_Cacheable):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+
+class ThinkingBlock(_Part):
+    """Reasoning of an earlier response."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(_Part):
+    """Reasoning that only the model that generated it can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(_Cacheable):
+    """A tool call of an earlier response."""
+
+    type: Literal["tool_use"]
+    id: _Name
+    name: _Name
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+def _as_blocks(given: Any) -> Any:
+    """Convert a string to one block of text."""
+    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+
+
+_Shown: TypeAlias = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+_Text: TypeAlias = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+]
+_Result: TypeAlias = Annotated[
+    list[_Shown], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_Shown])
+]
+
+
+class ToolResultBlock(_Cacheable):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: _Name
+    content: _Result = Field(default_factory=list)
+    is_error: bool = False
+
+
+Block: TypeAlias = Annotated[
+    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+_Content: TypeAlias = Annotated[
+    list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
+]
+
+
+class MessageParam(_Part):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: _Content
+
+
+class ToolParam(_Cacheable):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] = "custom"
+    name: _Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] = False
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class ToolChoice(_Part):
+    """Whether and how the model uses the tools."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedToolChoice(_Part):
+    """The tool that the model must use."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(_Part):
+    """Whether the model reasons before it answers, where its chat template knows a switch."""
+
+    type: Literal["adaptive", "enabled", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+    @field_validator("budget_tokens")
+    @classmethod
+    def _refuse_budget(cls, given: int | None) -> None:
+        if given is not None:
+            raise RequestError(
+                f"thinking.budget_tokens is {given}; a budget is not supported here: give "
+                "thinking.type 'adaptive' without one",
+                param="thinking",
+            )
+
+
+class OutputFormat(_Part):
+    """A JSON schema of the response's text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(_Part):
+    """Format of the response's text, and how much effort it takes."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+# An edit of the conversation that leaves it as it is.
+_KEEP_THINKING: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+
+
+class CountTokensBody(EngineBody):
+    """``POST /v1/messages/count_tokens``: what becomes the prompt."""
+
+    may_have_images: ClassVar[bool] = True
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {"cache_control", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id"}
+    )
+    absent: ClassVar[dict[str, tuple[object, ...]]] = {
+        "container": (),
+        "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
+        "diagnostics": (),
+        "mcp_servers": ([],),
+        "output_format": (),
+        "thread": (),
+    }
+
+    messages: list[MessageParam] = Field(min_length=1)
+    system: _Text = Field(default_factory=list)
+    tools: list[ToolParam] = Field(default_factory=list)
+    tool_choice: Annotated[ToolChoice | NamedToolChoice | None, Field(discriminator="type")] = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+
+
+class MessagesBody(CountTokensBody):
+    """``POST /v1/messages``."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class TextContent(BaseModel):
+    """Text of a response."""
+
+    type: Literal["text"]
+    text: str
+    citations: None = None
+
+
+class ThinkingContent(BaseModel):
+    """Reasoning of a response."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(BaseModel):
+    """A tool call of a response."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessageUsage(BaseModel):
+    """Token usage; the prompt has the sum of the three numbers of input tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(BaseModel):
+    """Response of ``POST /v1/messages``."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[
+        Annotated[TextContent | ThinkingContent | ToolUseContent, Field(discriminator="type")]
+    ]
+    stop_reason: StopReason
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    """Response of ``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class MessagesErrorDetail(BaseModel):
+    """Description of an error."""
+
+    type: str
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class MessagesErrorBody(BaseModel):
+    """Body of every error response of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str

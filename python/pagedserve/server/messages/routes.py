@@ -1,0 +1,38 @@
+"""Routes of the Messages API."""
+
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+
+from pagedserve.server.context import Context
+from pagedserve.server.messages.api import ROOT
+from pagedserve.server.messages.job import message_job, num_tokens
+from pagedserve.server.messages.protocol import (
+    CountTokensBody,
+    Message,
+    MessagesBody,
+    MessagesErrorBody,
+    TokenCount,
+)
+from pagedserve.server.routing import JSON, STREAMED, answer_id, job_response
+
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": MessagesErrorBody},
+    "5XX": {"model": MessagesErrorBody},
+}
+_MESSAGE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Message, **STREAMED[200]}}
+
+
+def add_messages(app: FastAPI, context: Context) -> None:
+    """Add the routes to an application."""
+
+    @app.post(ROOT, responses=_ERRORS | _MESSAGE, dependencies=JSON)
+    async def messages(body: MessagesBody, request: Request) -> Any:
+        """Generate the next message of a conversation, in Anthropic's format."""
+        named = answer_id("msg_", request, body.request_id)
+        return job_response(await message_job(context, body, named), request)
+
+    @app.post(f"{ROOT}/count_tokens", responses=_ERRORS, dependencies=JSON)
+    async def count_tokens(body: CountTokensBody) -> TokenCount:
+        """Count the tokens of a conversation, in Anthropic's format."""
+        return TokenCount(input_tokens=await num_tokens(context, body))

@@ -1,0 +1,154 @@
+"""Body of ``POST /v1/responses``."""
+
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from pagedserve.errors import RequestError
+from pagedserve.server.bounds import MAX_ID_CHARS
+from pagedserve.server.fields import Function, FunctionName, JsonSchema, NullsLeftOut
+from pagedserve.server.protocol import ABSENT, HARMLESS, MAX_INT, ReasoningEffort, SamplingBody
+from pagedserve.server.responses.items import Input
+
+_MAX_TOP_LOGPROBS: Final = 20
+LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class FunctionTool(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class NamedFunction(FunctionName):
+    """A function by its name."""
+
+    type: Literal["function"]
+
+
+class AllowedTools(NullsLeftOut):
+    """Tools of the request that may be called, and whether one must be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=512)]
+
+
+class PlainText(NullsLeftOut):
+    """Text without a format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class JsonObject(NullsLeftOut):
+    """Any JSON object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(JsonSchema):
+    """JSON that is valid for a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+Format: TypeAlias = Annotated[PlainText | JsonObject | SchemaFormat, Field(discriminator="type")]
+
+
+class TextConfig(NullsLeftOut):
+    """Format of the text; the verbosity is passed over."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Format = PlainText(type="text")
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(NullsLeftOut):
+    """Reasoning of the model, which is returned whole and not as a summary."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+Include: TypeAlias = Literal[
+    "message.output_text.logprobs",
+    # Passed over: reasoning and images are never left out, and there are no tools of these kinds.
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+]
+_Word: TypeAlias = Annotated[str, Field(max_length=64)]
+_Value: TypeAlias = Annotated[str, Field(max_length=512)]
+
+
+class ResponsesBody(SamplingBody):
+    """``POST /v1/responses``."""
+
+    may_have_images: ClassVar[bool] = True
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"prompt_cache_options"}
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {
+        "background": (False,),
+        "background_options": (),
+        "conversation": (),
+        "context_management": ([],),
+        "moderation": (),
+        "prompt": (),
+    }
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = Field(default=None, max_length=MAX_ID_CHARS)
+    store: bool = True
+    stream: bool = False
+    stream_options: dict[str, bool] | None = Field(default=None, description="Passed over.")
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    max_tool_calls: int | None = Field(default=None, ge=1, description="Passed over.")
+    text: TextConfig = TextConfig()
+    tools: list[FunctionTool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    include: list[Include] = Field(default_factory=list)
+    top_logprobs: int | None = Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: dict[_Word, _Value] = Field(default_factory=dict, max_length=16)
+    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the text has log-probabilities."""
+        return LOGPROBS in self.include or self.top_logprobs is not None
+
+    def check_fields(self, *, allows_unknown: bool) -> None:
+        """Run the checks of all requests, and refuse fields that cannot be followed."""
+        super().check_fields(allows_unknown=allows_unknown)
+        if self.request_id is not None:
+            raise RequestError(
+                "request_id is given; the id of a response is made by the server",
+                param="request_id",
+            )
+        if not self.input and self.previous_response_id is None:
+            raise RequestError(
+                "input is empty; it must have a text or at least one item", param="input"
+            )

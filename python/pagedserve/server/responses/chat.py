@@ -1,0 +1,129 @@
+"""A request of the Responses API as a chat."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pagedserve.errors import RequestError
+from pagedserve.inputs import TokensPrompt
+from pagedserve.server.bounds import check_texts
+from pagedserve.server.fields import Function, FunctionName, NamedToolChoice, ResponseFormat, Tool
+from pagedserve.server.protocol import ChatBody, SamplingBody
+from pagedserve.server.responses.body import (
+    AllowedTools,
+    NamedFunction,
+    ResponsesBody,
+    SchemaFormat,
+)
+from pagedserve.server.responses.items import Item, messages_of
+from pagedserve.server.tokenization import Tokenization
+
+# Fields of a chat, and of this protocol, in messages of errors.
+NAMES: Final = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+
+
+def chat_of(
+    body: ResponsesBody, items: Sequence[Item], *, num_bytes: int, max_num_chars: int
+) -> ChatBody:
+    """Convert a request to a chat.
+
+    Args:
+        body: The request.
+        items: The whole conversation, oldest first.
+        num_bytes: Bytes of its JSON.
+        max_num_chars: Maximum characters of the conversation.
+
+    Raises:
+        RequestError: Items that do not fit together, or too many characters.
+    """
+    tools, choice = _tools_of(body)
+    given: dict[str, Any] = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    given |= {
+        "messages": messages_of(body.instructions, items),
+        "tools": tools or None,
+        "tool_choice": choice if tools or choice != "auto" else None,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        "response_format": _format_of(body),
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "logprobs": body.has_logprobs,
+        "top_logprobs": body.top_logprobs,
+        "seed": body.seed,
+        "cache_salt": body.cache_salt,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "structured_outputs": body.structured_outputs,
+    }
+    check_texts(
+        {
+            "messages": given["messages"],
+            "tools": [tool.model_dump() for tool in tools],
+            "chat_template_kwargs": body.chat_template_kwargs,
+        },
+        max_num_chars,
+    )
+    chat = ChatBody.model_validate(given)
+    chat.arrived_with(num_bytes)
+    return chat
+
+
+def _tools_of(body: ResponsesBody) -> tuple[list[Tool], object]:
+    """Tools of the chat and its ``tool_choice``.
+
+    Raises:
+        RequestError: Allowed tools that the request does not have.
+    """
+    tools, choice = body.tools, body.tool_choice
+    chosen: object = choice
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        if unknown := sorted(allowed - {tool.name for tool in tools}):
+            raise RequestError(
+                f"tool_choice allows {unknown[0]!r:.80}, which tools does not have",
+                param="tool_choice",
+            )
+        tools, chosen = [tool for tool in tools if tool.name in allowed], choice.mode
+    if isinstance(choice, NamedFunction):
+        chosen = NamedToolChoice(function=FunctionName(name=choice.name))
+    shown = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+    return [Tool(function=Function(**fields)) for fields in shown], chosen
+
+
+def _format_of(body: ResponsesBody) -> ResponseFormat:
+    given = body.text.format
+    if isinstance(given, SchemaFormat):
+        return ResponseFormat(type=given.type, json_schema=given)
+    return ResponseFormat(type=given.type)
+
+
+async def truncated_prompt(text: Tokenization, chat: ChatBody, num_new: int) -> TokensPrompt:
+    """Render a chat without its oldest turns, as few of them as make it fit the model's length.
+
+    The system message at its start and the last turn are never dropped.
+
+    Args:
+        text: Renders chats.
+        chat: The chat.
+        num_new: Number of tokens to leave for the response.
+    """
+    most = text.max_model_len - num_new
+    found = await text.chat_prompt(chat)
+    if len(found["prompt_token_ids"]) <= most:
+        return found
+    messages = chat.messages
+    starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    head = messages[:1] if messages[0]["role"] == "system" else []
+    low, high = 1, len(starts) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        kept = {"messages": head + messages[starts[middle] :]}
+        tried = await text.chat_prompt(chat.model_copy(update=kept))
+        if len(tried["prompt_token_ids"]) <= most:
+            found, high = tried, middle - 1
+        else:
+            low = middle + 1
+    return found

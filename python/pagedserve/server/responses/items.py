@@ -1,0 +1,266 @@
+"""Items of a conversation in the Responses API, and their messages for the chat template."""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
+
+from pagedserve.errors import RequestError
+from pagedserve.server.fields import NullsLeftOut
+
+# Parts of a message, characters of ids and of names: as in a chat's messages and tools.
+_MAX_PARTS: Final = 1024
+_MAX_ID_CHARS: Final = 256
+
+
+class _Item(NullsLeftOut):
+    """An item or a part; fields that its kind does not need are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Text(_Item):
+    """Part of a message that is text."""
+
+    text: str
+
+    def for_chat(self) -> dict[str, Any]:
+        """Content part of a chat's message."""
+        return {"type": "text", "text": self.text}
+
+
+class TextPart(_Text):
+    """Text of a message to the model."""
+
+    type: Literal["input_text"]
+
+
+class OutputTextPart(_Text):
+    """Text of a message of the model."""
+
+    type: Literal["output_text"]
+    annotations: list[Any] = Field(default_factory=list)
+
+
+class RefusalPart(_Item):
+    """Refusal of an assistant, which is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    def for_chat(self) -> dict[str, Any]:
+        """Content part of a chat's message."""
+        return {"type": "text", "text": self.refusal}
+
+
+class ImagePart(_Item):
+    """Image of a message."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["low", "high", "auto", "original"] = "auto"
+
+    def for_chat(self) -> dict[str, Any]:
+        """Content part of a chat's message."""
+        return {"type": "image_url", "image_url": {"url": self.image_url}}
+
+
+Part: TypeAlias = Annotated[
+    TextPart | OutputTextPart | RefusalPart | ImagePart, Field(discriminator="type")
+]
+Parts: TypeAlias = Annotated[list[Part], Field(max_length=_MAX_PARTS)]
+
+
+def _form_of_content(given: Any) -> str:
+    return "text" if isinstance(given, str) else "parts"
+
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Parts, Tag("parts")], Discriminator(_form_of_content)
+]
+_Id: TypeAlias = Annotated[str, Field(max_length=_MAX_ID_CHARS)]
+_Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class MessageItem(_Item):
+    """Message of any role."""
+
+    id: _Id | None = None
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    status: _Status | None = None
+
+
+class FunctionCallItem(_Item):
+    """Earlier call of a function."""
+
+    id: _Id | None = None
+    type: Literal["function_call"]
+    call_id: _Id
+    name: _Id
+    arguments: str
+    status: _Status | None = None
+
+
+class FunctionCallOutputItem(_Item):
+    """Result of a call."""
+
+    id: _Id | None = None
+    type: Literal["function_call_output"]
+    call_id: _Id
+    output: Content
+    status: _Status | None = None
+
+
+class ReasoningText(_Item):
+    """Text of a reasoning item, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """Earlier reasoning of the model."""
+
+    id: _Id | None = None
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = Field(default_factory=list)
+    content: list[ReasoningText] = Field(default_factory=list)
+    status: _Status | None = None
+
+
+def item_type(given: Any) -> str | None:
+    """The ``type`` of an item, which a message may lack; None if it is no string."""
+    found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    if found is None:
+        return "message"
+    return found if isinstance(found, str) else None
+
+
+def _form_of_input(given: Any) -> str:
+    return "text" if isinstance(given, str) else "items"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(item_type),
+]
+Input: TypeAlias = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Item], Tag("items")], Discriminator(_form_of_input)
+]
+ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
+
+_ID_PREFIXES: Final = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+
+
+def new_id(kind: str) -> str:
+    """Create the id of an item of a type."""
+    return f"{_ID_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def items_of(given: str | Sequence[Item]) -> list[Item]:
+    """Return the input of a request as items in their full form, each with an id."""
+    if isinstance(given, str):
+        given = [MessageItem(role="user", content=given)]
+    return [_in_full(item) for item in given]
+
+
+def _in_full(item: Item) -> Item:
+    changes: dict[str, Any] = {
+        "id": item.id or new_id(item.type),
+        "status": item.status or "completed",
+    }
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        is_output = item.role == "assistant"
+        changes["content"] = [
+            OutputTextPart(type="output_text", text=item.content)
+            if is_output
+            else TextPart(type="input_text", text=item.content)
+        ]
+    return item.model_copy(update=changes)
+
+
+def messages_of(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Convert items to messages for the chat template.
+
+    A turn of the assistant, its reasoning, text and calls, is one message.  Instructions and the
+    system messages that follow them are one too: many templates accept a single one, at the start.
+
+    Args:
+        instructions: System message before the items.
+        items: Items, oldest first.
+
+    Raises:
+        RequestError: The output of a call that is not among the items.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    calls: dict[str, str] = {}
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            calls[item.call_id] = item.name
+        if isinstance(item, FunctionCallOutputItem) and item.call_id not in calls:
+            raise RequestError(
+                f"input has an output of call_id {item.call_id!r:.80}, and no function_call of it",
+                param="input",
+            )
+        _append(messages, _message_of(item))
+    return messages
+
+
+def _message_of(item: Item) -> dict[str, Any]:
+    if isinstance(item, MessageItem):
+        role = "system" if item.role == "developer" else item.role
+        return {"role": role, "content": _content(item.content)}
+    if isinstance(item, FunctionCallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+    if isinstance(item, FunctionCallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = "".join(part.text for part in item.content or item.summary)
+    return {"role": "assistant", "content": "", "reasoning_content": text}
+
+
+def _content(given: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+    """Content of a message: a string if it has no image."""
+    if isinstance(given, str):
+        return given
+    if any(isinstance(part, ImagePart) for part in given):
+        return [part.for_chat() for part in given]
+    return "\n".join(part.for_chat()["text"] for part in given)
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Append a message, to the last one where both are of one turn."""
+    last = messages[-1] if messages else None
+    is_one_turn = last is not None and last["role"] == message["role"] == "assistant"
+    is_start = len(messages) == 1 and messages[0]["role"] == message["role"] == "system"
+    texts = last is not None and isinstance(last["content"], str)
+    if last is None or not (is_one_turn or is_start) or not texts:
+        messages.append(message)
+        return
+    if not isinstance(message["content"], str) or (is_one_turn and _begins_turn(last, message)):
+        messages.append(message)
+        return
+    last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
+    if "tool_calls" in message:
+        last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
+    if "reasoning_content" in message:
+        last["reasoning_content"] = message["reasoning_content"]
+
+
+def _begins_turn(last: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Whether reasoning, which comes first in a turn, follows an assistant's text or calls."""
+    return "reasoning_content" in message and bool(last["content"] or "tool_calls" in last)

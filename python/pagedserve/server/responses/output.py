@@ -1,0 +1,164 @@
+"""Output of a response: its items, and the events of a stream that build them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from pagedserve.server.responses.items import new_id
+
+# Type of an event, and its fields besides the type and the sequence number.
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+class _Form(NamedTuple):
+    """How an item's text is sent.
+
+    Attributes:
+        event: Prefix of its events.
+        part: Type of the content part; None for a text that is a field of the item.
+        text: Name of the text in the last event and in the part or the item.
+    """
+
+    event: str
+    part: str | None
+    text: str
+
+
+_FORMS: Final = {
+    "message": _Form("response.output_text", "output_text", "text"),
+    "reasoning": _Form("response.reasoning_text", "reasoning_text", "text"),
+    "function_call": _Form("response.function_call_arguments", None, "arguments"),
+}
+
+
+@dataclass(slots=True)
+class Output:
+    """Items of a response; the last one is open while its text grows.
+
+    Attributes:
+        items: Items as in the response.
+    """
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    _is_open: bool = False
+
+    def feed(
+        self, fields: Mapping[str, Any], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> list[Event]:
+        """Add what is new.
+
+        Args:
+            fields: Fields of a chat's delta: ``reasoning``, ``content`` and ``tool_calls``.
+            logprobs: Log-probabilities of the tokens of the content.
+
+        Returns:
+            Events for it, in order.
+        """
+        events: list[Event] = []
+        if reasoning := fields.get("reasoning"):
+            events += self._begin("reasoning", {"summary": []})
+            events += self._add(reasoning)
+        content = fields.get("content") or ""
+        if content or logprobs:
+            events += self._begin("message", {"role": "assistant"})
+            events += self._add(content, logprobs)
+        for call in fields.get("tool_calls") or ():
+            function = call["function"]
+            if "id" in call:
+                events += self._close("completed")
+                events += self._begin(
+                    "function_call", {"call_id": call["id"], "name": function["name"]}
+                )
+            events += self._add(function["arguments"])
+        return events
+
+    def end(self, status: str) -> list[Event]:
+        """End the output; a response without any item has an empty message.
+
+        Args:
+            status: Status of the last item: completed or incomplete.
+        """
+        opening = [] if self.items else self._begin("message", {"role": "assistant"})
+        return opening + self._close(status)
+
+    @property
+    def reasoning(self) -> str:
+        """Text of all reasoning that has ended."""
+        thoughts = (item for item in self.items if item["type"] == "reasoning")
+        return "".join(part["text"] for item in thoughts for part in item["content"])
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Items as they are now, with the text of the open one."""
+        items = [dict(item) for item in self.items]
+        if self._is_open:
+            items[-1] |= self._content()
+        return items
+
+    def _content(self) -> dict[str, Any]:
+        """The field of the open item that has its text."""
+        form, text = _FORMS[self.items[-1]["type"]], "".join(self._text)
+        if form.part is None:
+            return {form.text: text}
+        return {"content": [_part(form.part, text, self._logprobs)]}
+
+    def _begin(self, kind: str, fields: dict[str, Any]) -> list[Event]:
+        """Open an item, unless one of its type is open."""
+        if self._is_open and self.items[-1]["type"] == kind:
+            return []
+        events = self._close("completed")
+        form = _FORMS[kind]
+        item: dict[str, Any] = {"id": new_id(kind), "type": kind, "status": "in_progress"}
+        empty: dict[str, Any] = {"content": []} if form.part is not None else {form.text: ""}
+        self.items.append(item | fields | empty)
+        self._is_open = True
+        added = {"output_index": self._index, "item": dict(self.items[-1])}
+        events.append(("response.output_item.added", added))
+        if form.part is not None:
+            part = _part(form.part, "", [])
+            events.append(("response.content_part.added", {**self._place(), "part": part}))
+        return events
+
+    def _add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Add text to the open item."""
+        if not (text or logprobs):
+            return []
+        self._text.append(text)
+        self._logprobs += logprobs
+        form = _FORMS[self.items[-1]["type"]]
+        more = {"logprobs": list(logprobs)} if form.part == "output_text" else {}
+        return [(f"{form.event}.delta", {**self._place(), "delta": text, **more})]
+
+    def _close(self, status: str) -> list[Event]:
+        """Close the open item, if there is one."""
+        if not self._is_open:
+            return []
+        item = self.items[-1]
+        form = _FORMS[item["type"]]
+        item |= self._content()
+        text = "".join(self._text)
+        more = {"logprobs": self._logprobs} if form.part == "output_text" else {}
+        self._text, self._logprobs, self._is_open = [], [], False
+        events: list[Event] = [(f"{form.event}.done", {**self._place(), form.text: text, **more})]
+        if form.part is not None:
+            (part,) = item["content"]
+            events.append(("response.content_part.done", {**self._place(), "part": part}))
+        item["status"] = status
+        done = {"output_index": self._index, "item": dict(item)}
+        return [*events, ("response.output_item.done", done)]
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - 1
+
+    def _place(self) -> dict[str, Any]:
+        """Fields that name the open item, and its part."""
+        item = self.items[-1]
+        place = {"item_id": item["id"], "output_index": self._index}
+        return place if _FORMS[item["type"]].part is None else {**place, "content_index": 0}
+
+
+def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    more = {"annotations": [], "logprobs": logprobs} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **more}

@@ -1,0 +1,66 @@
+"""What routes share: checks of content types, ids of responses, and responses of jobs."""
+
+from functools import partial
+from typing import Any, Final
+
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from pagedserve.engine.stats import request_time
+from pagedserve.server.answer import Answer
+from pagedserve.server.errors import ServerError
+from pagedserve.server.job import Job
+from pagedserve.server.request_log import log_request, span_attributes
+
+# Further content type of a response that may be a stream, besides JSON.
+STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
+
+
+async def _check_json(request: Request) -> None:
+    """Refuse a body without a JSON Content-Type: it would not be parsed as JSON."""
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be application/json")
+
+
+async def _check_form(request: Request) -> None:
+    """Refuse a body without the Content-Type of a form with files."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "multipart/form-data":
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be multipart/form-data")
+
+
+# Dependencies of routes with JSON bodies, and with forms.
+JSON: Final = [Depends(_check_json)]
+FORM: Final = [Depends(_check_form)]
+
+
+def answer_id(prefix: str, request: Request, named: str | None) -> str:
+    """Id of a response: of the body, else of the request."""
+    return f"{prefix}{named or request.scope['request_id']}"
+
+
+def job_response(job: Job, request: Request) -> Response:
+    """Response of a job, which is logged and traced at its end."""
+    return Answer(
+        job.answer(),
+        streams=job.streams,
+        media_type=job.media_type,
+        stall_timeout=job.context.args.stall_timeout,
+        failure=job.failure,
+        on_end=partial(_request_ended, job, request),
+    )
+
+
+def _request_ended(job: Job, request: Request, error: ServerError | None) -> None:
+    request.scope["is_logged"] = True
+    if job.context.args.enable_log_requests:
+        log_request(job, error)
+    if job.context.tracer is not None:
+        seconds = request_time() - job.arrival_time
+        job.context.tracer.request_ended(
+            span_attributes(job, seconds), seconds, headers=request.headers, error=error
+        )

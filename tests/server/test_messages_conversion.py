@@ -1,0 +1,142 @@
+"""Chats that requests of the Messages API become, written out by hand."""
+
+from typing import Any
+
+import pytest
+
+from pagedserve.server.messages.conversion import chat_of
+from pagedserve.server.messages.protocol import MessagesBody
+
+CALL: Any = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": [1, None]}}
+SHOWN: Any = {
+    "id": "toolu_1",
+    "type": "function",
+    "function": {"name": "look", "arguments": {"at": [1, None]}},
+}
+PNG: Any = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+PICTURE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def chat(messages: list[Any], **more: Any) -> Any:
+    return chat_of(MessagesBody.model_validate({"messages": messages, "max_tokens": 5} | more))
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted"),
+    [
+        (
+            [{"role": "user", "content": "a"}, {"role": "user", "content": [text("b")]}],
+            [{"role": "user", "content": [text("a"), text("b")]}],
+        ),
+        (
+            [{"role": "user", "content": [text("a"), {"type": "image", "source": PNG}]}],
+            [{"role": "user", "content": [text("a"), PICTURE]}],
+        ),
+        (
+            [
+                {"role": "user", "content": "a"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "so", "signature": "x"},
+                        {"type": "redacted_thinking", "data": "y"},
+                        text("b"),
+                        CALL,
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "toolu_1",
+                            "content": [text("c"), {"type": "image", "source": PNG}],
+                        },
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "other",
+                            "content": "no",
+                            "is_error": True,
+                        },
+                        text("d"),
+                    ],
+                },
+            ],
+            [
+                {"role": "user", "content": "a"},
+                {
+                    "role": "assistant",
+                    "content": "b",
+                    "reasoning": "so",
+                    "reasoning_content": "so",
+                    "tool_calls": [SHOWN],
+                },
+                {
+                    "role": "tool",
+                    "tool_call_id": "toolu_1",
+                    "name": "look",
+                    "content": [text("c"), PICTURE],
+                },
+                {"role": "tool", "tool_call_id": "other", "content": "Error: no"},
+                {"role": "user", "content": "d"},
+            ],
+        ),
+        (
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": [CALL]},
+                {
+                    "role": "user",
+                    "content": [
+                        text("first"),
+                        {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True},
+                    ],
+                },
+            ],
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": None, "tool_calls": [SHOWN]},
+                {"role": "user", "content": "first"},
+                {
+                    "role": "tool",
+                    "tool_call_id": "toolu_1",
+                    "name": "look",
+                    "content": "Error: ",
+                },
+            ],
+        ),
+        ([{"role": "user", "content": []}], [{"role": "user", "content": ""}]),
+    ],
+)
+def test_messages(messages: list[Any], wanted: list[Any]) -> None:
+    assert chat(messages).messages == wanted
+    system = {"role": "system", "content": "s"}
+    assert chat(messages, system="s").messages == [system, *wanted]
+    assert chat(messages, system=[text("s")]).messages == [system, *wanted]
+
+
+def test_other_fields() -> None:
+    said: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    made = chat(
+        said,
+        stop_sequences=["x"],
+        top_k=3,
+        tools=[{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "disabled"},
+        output_config={"effort": "high"},
+        timeout=3,
+    )
+    assert (made.max_tokens, made.stop, made.top_k, made.timeout) == (5, ["x"], 3, 3)
+    assert (made.tool_choice, made.parallel_tool_calls) == ("required", False)
+    assert made.continue_final_message
+    assert not made.add_generation_prompt
+    assert (made.include_reasoning, made.reasoning_effort) == (False, "high")
+    assert made.chat_template_kwargs == {"enable_thinking": False}
+    (tool,) = made.tools
+    function = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+    assert tool.model_dump(exclude_none=True) == {"type": "function", "function": function}
