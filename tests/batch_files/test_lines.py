@@ -12,6 +12,7 @@ from pagedserve.batch_files.input_file import MAX_LINE_BYTES, BatchLine, InputFi
 from pagedserve.batch_files.output_file import OutputFile, output_file
 from pagedserve.batch_files.requests import BatchRequest, LineError, RequestReader
 from pagedserve.errors import ConfigError
+from pagedserve.server.apis import OPENAI
 from pagedserve.server.errors import ServerError
 
 URLS = ("/v1/completions", "/v1/embeddings")
@@ -104,7 +105,8 @@ def write(path: Path, source: Path, custom_ids: tuple[str, ...]) -> OutputFile:
                 if number % 2:
                     output.add_response(request, "b" * 32, b'{"choices": []}')
                 else:
-                    output.add_refusal(request, "b" * 32, ServerError(404, 'no "x"'))
+                    error = ServerError(404, 'no "x"')
+                    output.add_refusal(request, "b" * 32, error, OPENAI.error(error, "b" * 32))
         return output
 
 

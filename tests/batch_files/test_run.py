@@ -128,21 +128,27 @@ def test_lines_of_all_kinds_are_answered_as_offline(files: Files, offline: LLM) 
             "nonsense",
             chat("stream", "x", stream=True),
             request("embedding", "/v1/embeddings", input="x"),
-            request("other", "/v1/responses", input="x"),
+            request("other", "/v1/rerank", query="x", documents=["y"]),
             request("wrong", prompt="x", temperature=-1),
             request("unknown", prompt="x", model="gpt-4"),
             request("named", prompt="once upon", model="mine", temperature=0, max_tokens=24),
             request("many", prompt=["a", "b", "c"], n=2, temperature=0, max_tokens=24),
+            request(
+                *("response", "/v1/responses"),
+                input="Who are you?",
+                temperature=0,
+                max_output_tokens=24,
+            ),
         ]
     )
     out, _ = files.run("--served-model-name", "mine", "also")
-    assert out.startswith("4 lines answered, 7 errors, ")
+    assert out.startswith("5 lines answered, 7 errors, ")
     answers = {answer["id"]: answer for answer in files.answers}
     assert [
-        answers[f"batch_req_{number}"]["custom_id"] for number in range(1, 13) if number != 3
+        answers[f"batch_req_{number}"]["custom_id"] for number in range(1, 14) if number != 3
     ] == [
         *("text", "chat", None, None, "stream", "embedding", "other", "wrong", "unknown"),
-        *("named", "many"),
+        *("named", "many", "response"),
     ]
     by_id = {answer["custom_id"]: answer for answer in answers.values()}
 
@@ -150,8 +156,8 @@ def test_lines_of_all_kinds_are_answered_as_offline(files: Files, offline: LLM) 
         answer = by_id[custom_id]
         assert answer["error"] is None
         assert answer["response"]["status_code"] == 200
-        assert answer["response"]["request_id"] in answer["response"]["body"]["id"]
         found: dict[str, Any] = answer["response"]["body"]
+        assert custom_id == "response" or answer["response"]["request_id"] in found["id"]
         return found
 
     (expected,) = texts_of(offline, ["once upon"])
@@ -161,6 +167,8 @@ def test_lines_of_all_kinds_are_answered_as_offline(files: Files, offline: LLM) 
     (reply,) = offline.chat(messages, GREEDY, use_tqdm=False)
     assert body("chat")["choices"][0]["message"]["content"] == reply.outputs[0].text
     assert body("chat")["model"] == "mine"
+    (message,) = body("response")["output"]
+    assert message["content"][0]["text"] == reply.outputs[0].text
     texts = [choice["text"] for choice in body("many")["choices"]]
     assert texts == [text for text in texts_of(offline, "abc") for _ in range(2)]
     codes = {
@@ -184,8 +192,8 @@ def test_lines_of_all_kinds_are_answered_as_offline(files: Files, offline: LLM) 
     before = files.output.read_bytes()
     out, err = files.run("--served-model-name", "mine")
     assert files.output.read_bytes() == before
-    assert "resuming: 11 lines are answered\n" in err
-    assert out.startswith("4 lines answered, 7 errors, ")
+    assert "resuming: 12 lines are answered\n" in err
+    assert out.startswith("5 lines answered, 7 errors, ")
 
 
 def test_the_example_is_answered(stand_in: Path, tmp_path: Path) -> None:

@@ -69,14 +69,16 @@ class OutputFile:
         """
         self._add(request.line, request.custom_id, _response(_SUCCESS, request_id, body), None)
 
-    def add_refusal(self, request: BatchRequest, request_id: str, error: "ServerError") -> None:
-        """Write the error of a request; arguments as of ``add_response``.
+    def add_refusal(
+        self, request: BatchRequest, request_id: str, error: "ServerError", body: bytes
+    ) -> None:
+        """Write the error of a request, and the body of its response as in ``add_response``.
 
         Raises:
             OSError: It cannot be written.
         """
         told = {"code": error.kind, "message": error.message}
-        response = _response(error.status, request_id, error.body())
+        response = _response(error.status, request_id, body)
         self._add(request.line, request.custom_id, response, told)
 
     def add_error(self, line: BatchLine, error: LineError) -> None:

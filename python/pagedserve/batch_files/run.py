@@ -28,6 +28,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import RequestError
 from pagedserve.models.load.progress import progress_shown
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.apis import OPENAI
 from pagedserve.server.body import sizes_of, validated
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
@@ -37,6 +38,8 @@ from pagedserve.server.job import Job
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.pooling import embedding_job
 from pagedserve.server.protocol import ChatBody, CompletionBody, EmbeddingBody
+from pagedserve.server.responses.body import ResponsesBody
+from pagedserve.server.responses.job import ResponsesJob, responses_job
 from pagedserve.server.run import SWITCH_SECONDS
 from pagedserve.server.start import start_engine
 
@@ -58,10 +61,15 @@ class _Route(NamedTuple):
     prefix: str
 
 
+async def _responses_job(context: Context, body: ResponsesBody, _: str) -> ResponsesJob:
+    return await responses_job(context, body, owner=b"")  # makes its id; there are no API keys
+
+
 _ROUTES: Final = {
     "/v1/chat/completions": _Route(ChatBody, chat_job, "chatcmpl"),
     "/v1/completions": _Route(CompletionBody, completion_job, "cmpl"),
     "/v1/embeddings": _Route(EmbeddingBody, embedding_job, "embd"),
+    "/v1/responses": _Route(ResponsesBody, _responses_job, "resp"),
 }
 
 
@@ -207,7 +215,8 @@ class Batch:
         client = self._context.client
         if client.errored:
             raise client.dead_error
-        self._output.add_refusal(request, request_id, reported(error))
+        told = reported(error)
+        self._output.add_refusal(request, request_id, told, OPENAI.error(told, request_id))
         self._progress.advance()
 
 

@@ -13,7 +13,7 @@ _M_ARENA_MAX: Final = -8
 def share_one_heap() -> None:
     """Let all threads that start from now on allocate from the heap of the main thread.
 
-    Otherwise each gets one of its own, and of these `return_freed_memory` leaves out the end: up
+    Otherwise each gets a separate one, and of these `return_freed_memory` leaves out the end: up
     to 64 MiB of each.
     """
     if _mallopt is not None:
