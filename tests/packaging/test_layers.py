@@ -69,8 +69,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "utils": {"config"},  # a name of vLLM's
     "server": {
-        *("config", "engine", "host_ops", "inputs", "lora", "output", "outputs", "pooling"),
-        *("pooling_params", "sampling_params"),
+        *("config", "engine", "inputs", "lora", "output", "outputs", "pooling", "pooling_params"),
+        "sampling_params",
     },
     "batch_files": {"config", "engine", "models", "sampling_params", "server"},
     "deploy": {
@@ -82,8 +82,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "bench": set(),
     # Two of the public names; of models, that a start says what it does.
     "cli": {
-        *("batch_files", "bench", "config", "deploy", "engine", "models", "native", "outputs"),
-        *("sampling_params", "server"),
+        *("batch_files", "bench", "config", "deploy", "engine", "host_ops", "models", "native"),
+        *("outputs", "sampling_params", "server"),
         *("LLM", "__version__"),
     },
 }

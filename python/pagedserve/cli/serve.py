@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
+from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.native.choice import choose_backend
 from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
@@ -107,6 +108,7 @@ def _extras(engine_args: EngineArgs, server_args: ServerArgs) -> str:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    share_one_heap()  # before threads start: those of numpy do when it is imported
     from pagedserve.server.prepare import prepare  # which imports numpy
 
     engine_args, server_args = read_args(options)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
-from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
@@ -26,15 +25,12 @@ class Prepared:
 def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
     """Read the files that the options name, and listen.
 
-    All threads share one heap from now on.
-
     Raises:
         ConfigError: Options that contradict each other, a file that cannot be read, or an address
             that is in use or cannot be listened on.
     """
     chat_template = read_files(engine_args, server_args)
     allow_descriptors()
-    share_one_heap()
     return Prepared(listen(server_args), chat_template)
 
 
