@@ -31,7 +31,6 @@ SHARED = {
 PYTHON_LAYERS: dict[str, set[str]] = {
     **{leaf: set() for leaf in SHARED},
     "host_ops": set(),
-    "collector": {"host_ops"},  # whose heap it returns
     "attention": {"host_ops", "kernels"},
     "config": {"attention"},  # whose backends an option names
     "sampling_params": {"config"},  # how an option is defined
@@ -69,8 +68,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     },
     "utils": {"config"},  # a name of vLLM's
     "server": {
-        *("config", "engine", "inputs", "lora", "output", "outputs", "pooling", "pooling_params"),
-        "sampling_params",
+        *("config", "engine", "host_ops", "inputs", "lora", "output", "outputs", "pooling"),
+        *("pooling_params", "sampling_params"),
     },
     "batch_files": {"config", "engine", "models", "sampling_params", "server"},
     "deploy": {

@@ -60,6 +60,10 @@ class Served:
         gc.freeze()
         self._thread.start()
         self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
+        # FastAPI changes the filters of warnings there, and pytest at the end of each phase.
+        for thread in threading.enumerate():
+            if thread.name.startswith("pagedserve-openapi"):
+                thread.join()
         self.http = httpx.Client(base_url=self._listener.address, timeout=30)
         return self
 

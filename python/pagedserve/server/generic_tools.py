@@ -13,13 +13,15 @@ Invariants:
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs.chat import Conversation, Message
 from pagedserve.server.grammar_calls import JSON_NAME
 from pagedserve.server.tool_readers import Schemas
 from pagedserve.server.tool_schemas import schema_of_call
+
+if TYPE_CHECKING:  # it imports numpy, and the options of the server name the format
+    from pagedserve.inputs.chat import Conversation, Message
 
 START: Final = "<tool_call>"
 END: Final = "</tool_call>"
@@ -76,8 +78,8 @@ def grammar_of_calls(schemas: Schemas, *, several: bool, is_strict: bool = False
 
 
 def plain_conversation(
-    messages: Conversation, tools: Sequence[Mapping[str, Any]], *, has_system: bool
-) -> list[Message]:
+    messages: "Conversation", tools: Sequence[Mapping[str, Any]], *, has_system: bool
+) -> "list[Message]":
     """Convert a conversation with tools for a template that shows none.
 
     Args:
@@ -102,8 +104,8 @@ def plain_conversation(
 
 
 def _described(
-    messages: list[Message], tools: Sequence[Mapping[str, Any]], *, has_system: bool
-) -> list[Message]:
+    messages: "list[Message]", tools: Sequence[Mapping[str, Any]], *, has_system: bool
+) -> "list[Message]":
     """Add the descriptions of tools to a conversation."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=listed)
@@ -118,7 +120,7 @@ def _described(
     return [{"role": "system", "content": text}, *messages]
 
 
-def _merged(messages: Conversation, plain: Sequence[Message]) -> list[Message]:
+def _merged(messages: "Conversation", plain: "Sequence[Message]") -> "list[Message]":
     """Merge each result of a tool with the one before: templates may require that roles alternate.
 
     Args:
@@ -142,7 +144,7 @@ def _result(content: object) -> Any:
     return _joined(_joined("<tool_response>", content, "\n"), "</tool_response>", "\n")
 
 
-def _with_text_of_calls(message: Message) -> Message:
+def _with_text_of_calls(message: "Message") -> "Message":
     """Convert the calls of a message to text after its content."""
     calls = "\n".join(map(_text_of_call, message["tool_calls"]))
     rest = {name: value for name, value in message.items() if name != "tool_calls"}

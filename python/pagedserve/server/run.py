@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
-from pagedserve.collector import IdleCollector
 from pagedserve.engine.client import ServedEngine
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.app import build_app
+from pagedserve.server.collector import IdleCollector
 from pagedserve.server.connection import BoundedProtocol, default_max_connections
 from pagedserve.server.context import Context, make_context
 from pagedserve.server.errors import ServerError

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-import pagedserve.collector
-from pagedserve.collector import IdleCollector
+import pagedserve.server.collector
+from pagedserve.server.collector import IdleCollector
 from tests.support.doc_blocks import ROOT
 
 
@@ -68,7 +68,7 @@ def a_full_collection_waits_until_nothing_runs() -> None:
 
 
 def a_server_that_is_never_idle_collects_once_a_minute() -> None:
-    pagedserve.collector._MAX_WAIT = 0.0  # type: ignore[misc]
+    pagedserve.server.collector._MAX_WAIT = 0.0  # type: ignore[misc]
     with running_collector() as collector:
         knot = old_knot()
         collector.look(is_idle=False)
@@ -76,7 +76,7 @@ def a_server_that_is_never_idle_collects_once_a_minute() -> None:
 
 
 def a_server_that_is_never_idle_returns_freed_memory() -> None:
-    pagedserve.collector._MAX_WAIT = 0.0  # type: ignore[misc]
+    pagedserve.server.collector._MAX_WAIT = 0.0  # type: ignore[misc]
     process, kib = psutil.Process(), 1 << 10
     with running_collector() as collector:
         old_knot()
@@ -98,7 +98,7 @@ def a_server_that_is_never_idle_returns_freed_memory() -> None:
     ],
 )
 def test_when_garbage_is_collected(check: Callable[[], None]) -> None:
-    code = f"from tests.test_collector import {check.__name__} as check; check()"
+    code = f"from tests.server.test_collector import {check.__name__} as check; check()"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
