@@ -134,6 +134,7 @@ def test_the_openapi_schema_is_built_once_at_the_start_and_delays_nothing(
         return {}
 
     monkeypatch.setattr(FastAPI, "openapi", openapi)
+    monkeypatch.setattr(Served, "waits_for_schema", False)
     with serve() as served, ThreadPoolExecutor() as pool:
         assert begun.acquire(timeout=60)
         requested = [pool.submit(served.http.get, "/openapi.json") for _ in range(2)]

@@ -36,22 +36,22 @@ BODIES = [
 
 
 def test_clients_that_are_killed_leave_nothing(serve: Serve, formula: FormulaModel) -> None:
-    rng = random.Random(0)
+    rng, longest = random.Random(0), 0.25
 
     def kill_a_client(number: int) -> None:
         command = [sys.executable, "-I", "-S", "-c", CLIENT, port, BODIES[number % len(BODIES)]]
         client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0, 0.25))
+        time.sleep(rng.uniform(0, longest))
         client.kill()
         client.wait()
 
     with serve({"max_num_seqs": 8}) as served, ThreadPoolExecutor(8) as pool:
         port = str(served.http.base_url.port)
         slowly(served, 0.002)
-        list(pool.map(kill_a_client, range(NUM_KILLS)))
-        served.wait_until_idle()
-        ended = served.metrics()["vllm:request_success_total"]
-        assert ended > NUM_KILLS / 10, "some were killed once they ran"
+        while served.metrics().get("vllm:request_success_total", 0) <= NUM_KILLS / 10:
+            list(pool.map(kill_a_client, range(NUM_KILLS)))  # until some were killed once they ran
+            served.wait_until_idle()
+            longest *= 2
         answer = served.complete(prompt=PROMPT, max_tokens=8)
         assert answer.json()["usage"]["completion_tokens"] == 8
 

@@ -690,10 +690,14 @@ def test_many_clients_at_once(server: Served) -> None:
 
 
 def test_the_log_line(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "pagedserve"):
-        answer = httpx.post(
-            f"{server.http.base_url}/v1/responses", json={"input": "x", "max_output_tokens": 2}
-        )
+    def lines() -> list[str]:
+        return [message for message in caplog.messages if name in message]
+
+    caplog.set_level("INFO", "pagedserve")
+    answer = httpx.post(
+        f"{server.http.base_url}/v1/responses", json={"input": "x", "max_output_tokens": 2}
+    )
     name = answer.json()["id"]
-    (line,) = [record.message for record in caplog.records if name in record.message]
+    server.wait_until(lambda: bool(lines()))
+    (line,) = lines()
     assert re.search(r"prompts 1, prompt \d+ tokens, cached \d+, new 2, .*, length$", line)
