@@ -33,8 +33,8 @@ _GAUGES: Final = r"^vllm:(num_requests_\w+|gpu_cache_usage_perc)\{[^}]*\} (\S+)$
 # Seconds after which what is still in use counts as lost.
 _PATIENCE: Final = 60.0
 _MAX_FAULTS: Final = 50
-# Seconds after which an idle server has returned freed memory: twice, as bodies that nobody waits
-# for are read to their end.
+# Seconds after which an idle server has returned freed memory: twice, since the body of a client
+# that left is still read to its end.
 _SETTLE_SECONDS: Final = 6.0
 
 
