@@ -5,10 +5,9 @@ import sys
 from typing import Any, Final
 
 from pagedserve.cli.early import check_early
-from pagedserve.cli.serve import add_model_parser, read_args
+from pagedserve.cli.serve import add_model_parser, extras_of, read_args
 from pagedserve.cli.streams import complain
 from pagedserve.errors import EngineDeadError, extra_needed
-from pagedserve.native.choice import choose_backend
 from pagedserve.server.options import ServerArgs
 
 # Exit status of a run that was ended by a fault, and can be resumed.
@@ -51,7 +50,7 @@ def _run_batch(options: argparse.Namespace) -> int:
     from pagedserve.server.prepare import read_files
 
     engine_args, server_args = read_args(options)
-    extras = f"{choose_backend(engine_args).extra},serve"
+    extras = extras_of(engine_args, server_args)
     check_early(engine_args, "pagedserve run-batch", extras)
     chat_template = read_files(engine_args, server_args)
     with (

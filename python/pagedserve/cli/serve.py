@@ -101,7 +101,7 @@ def _make_directory(name: str, path: str) -> None:
         raise ConfigError(f"{name} is {path}; it must be a directory: {error.strerror}") from error
 
 
-def _extras(engine_args: EngineArgs, server_args: ServerArgs) -> str:
+def extras_of(engine_args: EngineArgs, server_args: ServerArgs) -> str:
     """The extras that a server needs."""
     extras = f"{choose_backend(engine_args).extra},serve"
     return extras if server_args.otlp_traces_endpoint is None else f"{extras},otel"
@@ -112,7 +112,7 @@ def _serve(options: argparse.Namespace) -> int:
     from pagedserve.server.prepare import prepare  # which imports numpy
 
     engine_args, server_args = read_args(options)
-    extras = _extras(engine_args, server_args)
+    extras = extras_of(engine_args, server_args)
     check_early(engine_args, "pagedserve serve", extras)
     prepared = prepare(engine_args, server_args)
     if engine_args.decision_log is not None:
