@@ -43,13 +43,9 @@ from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.outputs import CompletionOutput, RequestMetrics
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import RequestOutputKind
-from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.app import build_app
-from pagedserve.server.context import Context
-from pagedserve.server.limits import Admission
-from pagedserve.server.metrics import Metrics
+from pagedserve.server.context import SWITCH_SECONDS, make_context
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.run import SWITCH_SECONDS
 from pagedserve.tokenizer import Tokenizer
 
 MODEL = ModelInfo(
@@ -225,19 +221,10 @@ def serve(options: argparse.Namespace) -> None:
     """Serve the made up engine at a socket that is open already, until killed."""
     args = ServerArgs(enable_log_requests=False)
     client = MadeUpEngine(options.streams, options.step_ms / 1e3)
-    admission = Admission(client, None, None)
-    admission.max_num_seqs = options.streams
     default_params: Future[SamplingParams] = Future()
     default_params.set_result(SamplingParams())
-    context = Context(
-        client=client,
-        args=args,
-        names=("model",),
-        default_params=default_params,
-        admission=admission,
-        metrics=Metrics(client, "model", admission),
-        adapters=ServedAdapters(client, ("model",)),
-    )
+    context = make_context(client, ("model",), args, default_params=default_params)
+    context.admission.max_num_seqs = options.streams
     context.text.max_model_len = MODEL.max_model_len
     app = Bare(client, options.tokens) if options.bare else build_app(context)
     for _ in range(options.layers):

@@ -20,11 +20,8 @@ import httpx
 import pytest
 
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
-from pagedserve.server.adapters import ServedAdapters
-from pagedserve.server.context import Context
-from pagedserve.server.limits import Admission
+from pagedserve.server.context import make_context
 from pagedserve.server.listen import listen
-from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.run import Server
 from pagedserve.server.start import make_tracer
@@ -39,18 +36,13 @@ class Served:
 
     def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
         self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
-        admission = Admission(self.client, args.max_num_queued_reqs, args.max_num_queued_tokens)
         default_params: Future[SamplingParams] = Future()
         default_params.set_result(SamplingParams())
-        names = args.served_model_name or ("formula",)
-        self.context = Context(
-            client=self.client,
-            args=args,
-            names=names,
+        self.context = make_context(
+            self.client,
+            args.served_model_name or ("formula",),
+            args,
             default_params=default_params,
-            admission=admission,
-            metrics=Metrics(self.client, "formula", admission),
-            adapters=ServedAdapters(self.client, names),
             tracer=make_tracer(args.otlp_traces_endpoint),
             chat_template=args.chat_template,
         )

@@ -40,7 +40,6 @@ from pagedserve.server.pooling import embedding_job
 from pagedserve.server.protocol import ChatBody, CompletionBody, EmbeddingBody
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.job import ResponsesJob, responses_job
-from pagedserve.server.run import SWITCH_SECONDS
 from pagedserve.server.start import start_engine
 
 # Sequences in the engine for each that the scheduler runs at once: the next ones wait there.
@@ -108,7 +107,6 @@ def run_batch(
     context = make_context(
         client, names, server_args, default_params=default_params, chat_template=chat_template
     )
-    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # the objects of the start, which each full collection would traverse
     with (

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -43,10 +42,6 @@ _LOOK: Final = 0.05
 _LOADING_LOOK: Final = 0.01
 # Seconds that connections have to close once nothing runs.
 _CLOSING: Final = 2
-# The engine's thread gives the event loop the interpreter within this many seconds.  The loop gives
-# it up at each call of the socket: with 0.5 ms, hundreds of requests a second beside a model of
-# short steps made it wait for up to 300 ms a round, with 0.05 ms for 80.
-SWITCH_SECONDS: Final = 50e-6
 
 
 def run(
@@ -194,7 +189,6 @@ class Server(uvicorn.Server):
         """Accept requests, with the limits of the model."""
         context, client = self._context, self._client
         await context.open(client.max_num_seqs)
-        sys.setswitchinterval(SWITCH_SECONDS)
         self._collector.start()
         model = await client.get_model_config()
         logger.info("%s", model.backends)
