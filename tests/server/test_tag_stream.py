@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS, tool_format_of
+from pagedserve.server.tool_formats import TOOL_FORMATS, tool_format_of
 from pagedserve.server.tool_readers import Call, Parts
 
 SCHEMAS: dict[str, Any] = {

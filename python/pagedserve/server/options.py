@@ -10,8 +10,9 @@ from typing import Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
 from pagedserve.config.options import add_arguments, check_options, describe, option, parse_bytes
+from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.bounds import MAX_ID_CHARS
-from pagedserve.server.tool_formats import REASONING_FORMATS, TOOL_FORMATS
+from pagedserve.server.tool_formats import TOOL_FORMATS
 
 _MIB: Final = 1 << 20
 _MAX_PORT: Final = 65535

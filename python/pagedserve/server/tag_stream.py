@@ -15,9 +15,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.server.grammar_calls import GrammarCalls
 from pagedserve.server.tool_ends import End
-from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
+from pagedserve.server.tool_formats import ToolFormat
 from pagedserve.server.tool_readers import Call, Parts, Schemas
 
 

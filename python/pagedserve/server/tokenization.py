@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
+from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
@@ -18,12 +19,7 @@ from pagedserve.server.errors import ServerError
 from pagedserve.server.generic_tools import plain_conversation
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
-from pagedserve.server.tool_formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ToolFormat,
-    tool_format_of,
-)
+from pagedserve.server.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pagedserve.server.tools import AnswerReader, is_chosen_by_model
 from pagedserve.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Tool call and reasoning formats of model families, one table row each.
+"""Tool call formats of model families, one table row each.
 
 A format defines the start of a call, its end, and the parser of the text between; the rest is
 common (`pagedserve.server.tag_stream`).  The names are those of vLLM's parsers.
@@ -60,21 +60,6 @@ class ToolFormat:
     marks: tuple[str, ...] = ()
     id_length: int | None = None
     is_generic: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningFormat:
-    """Reasoning format of a model family.
-
-    Attributes:
-        start: Start tag.
-        end: End tag.
-        begins: Whether texts start with reasoning even without the start tag.
-    """
-
-    start: str
-    end: str
-    begins: bool = False
 
 
 # Formats with more marks come after those with fewer; the first match is used.
@@ -148,17 +133,6 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         marks=("<|python_start|>",),
     ),
     "generic": ToolFormat(starts=(START,), end=END, read=read_json, is_generic=True),
-}
-
-_THINK: Final = ReasoningFormat(start="<think>", end="</think>")
-REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
-    "deepseek_r1": ReasoningFormat(start="<think>", end="</think>", begins=True),
-    "qwen3": _THINK,
-    "glm45": _THINK,
-    "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
-    "granite": ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
-    "kimi": ReasoningFormat(start="◁think▷", end="◁/think▷"),
-    "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
 }
 
 

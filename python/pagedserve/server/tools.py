@@ -4,6 +4,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
@@ -12,7 +13,7 @@ from pagedserve.server.generic_tools import HELD_HEAD, grammar_of_calls
 from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_formats import ReasoningFormat, ToolFormat
+from pagedserve.server.tool_formats import ToolFormat
 from pagedserve.server.tool_readers import Call, Parts, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 
