@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import ModelInfo
-from pagedserve.sampling.grammar import Grammar
+from pagedserve.sampling.grammar import Grammar, GrammarStates
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.tokenizer import Tokenizer
@@ -51,8 +51,15 @@ class LazyGrammarCompiler:
             return self._made
 
 
-def grammar_of(params: SamplingParams, grammars: LazyGrammarCompiler) -> Grammar | None:
+def grammar_of(
+    params: SamplingParams, grammars: LazyGrammarCompiler, *, num_drafts: int
+) -> GrammarStates | None:
     """Compile the grammar of a request; None without structured outputs.
+
+    Args:
+        params: Sampling parameters.
+        grammars: Compiles it.
+        num_drafts: Maximum draft tokens per step.
 
     Raises:
         RequestError: The grammar is invalid, or no token can start a text.
@@ -68,4 +75,7 @@ def grammar_of(params: SamplingParams, grammars: LazyGrammarCompiler) -> Grammar
             "with; it must have one",
             param="allowed_token_ids",
         )
-    return grammar
+    # Those of the newest sequences, and of those after and before a fork.
+    num_seqs = params.max_num_running_seqs
+    num_states = 1 if num_seqs == 1 and not num_drafts else num_seqs * (2 + num_drafts)
+    return grammar.states(num_states)

@@ -163,7 +163,7 @@ class InputProcessor:
         self._check_params(params)
         if rules is not None:
             rules.check(params, name)
-        grammar = grammar_of(params, self.grammars)
+        grammar = grammar_of(params, self.grammars, num_drafts=self.args.num_drafts)
         params = params.with_prompt(token_ids)
         detokenizer = self._detokenizer(params) if params.detokenize else None
         rule = StopRule.from_params(
@@ -193,7 +193,6 @@ class InputProcessor:
                 banned_at_first=rule.banned_at_first,
                 rules=rules,
                 grammar=grammar,
-                num_drafts=self.args.num_drafts,
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number separates the two kinds of keys.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagedserve.inputs.speech import TokenRules
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.grammar import Grammar
+from pagedserve.sampling.grammar import GrammarStates
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS
@@ -86,8 +86,7 @@ class RowSampler:
         key: Sequence[int],
         pair_start: int | None = None,
         rules: TokenRules | None = None,
-        grammar: Grammar | None = None,
-        num_drafts: int = 0,
+        grammar: GrammarStates | None = None,
         choice: int = 0,
     ) -> None:
         """Prepare the rows of a request.
@@ -101,14 +100,10 @@ class RowSampler:
             key: Key of its random numbers; each sequence adds its index.
             pair_start: Start of the second text in its prompt.
             rules: Token rules of the model; None if it has none.
-            grammar: Grammar of the text; None without structured outputs.
-            num_drafts: Maximum draft tokens per step.
+            grammar: Grammar states of its sequences; None without structured outputs.
             choice: Index of its first sequence for the random numbers.
         """
-        # Streams of the newest sequences, and of those after and before a fork.
-        num_seqs = params.max_num_running_seqs
-        num_states = 1 if num_seqs == 1 and not num_drafts else num_seqs * (2 + num_drafts)
-        self.grammar = None if grammar is None else grammar.states(num_states)
+        self.grammar = grammar
         self._rules = rules
         self._min_tokens = params.min_tokens
         self._bad_words = bad_words
@@ -127,7 +122,8 @@ class RowSampler:
         self._has_edits = bad_words is not None or edits != _UNEDITED
         self._plain = self._make()
         # Beams are greedy.
-        draws = range(choice, choice + (0 if self._plain.is_greedy else num_seqs))
+        num_draws = 0 if self._plain.is_greedy else params.max_num_running_seqs
+        draws = range(choice, choice + num_draws)
         self._uniforms = [UniformStream(*key, index) for index in draws]
         # A key that differs from those of all sequences.
         self._seconds = [UniformStream(*key, index, 1) for index in draws if grammar]
