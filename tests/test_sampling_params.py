@@ -47,6 +47,7 @@ DEFAULTS = {
     "allowed_token_ids": None,
     "structured_outputs": None,
     "top_n_sigma": -1.0,
+    "thinking_token_budget": None,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 
@@ -85,6 +86,7 @@ SAMPLED: dict[str, Any] = {
     "structured_outputs": StructuredOutputsParams(regex="a"),
     "output_kind": RequestOutputKind.DELTA,
     "top_n_sigma": 1.5,
+    "thinking_token_budget": 100,
 }
 
 
@@ -157,6 +159,8 @@ IDS = "a list of token ids"
         ("min_p", 1.1, "from 0 to 1"),
         ("top_n_sigma", -1.5, "a number, at least -1; 0 or less keeps all tokens"),
         ("top_n_sigma", math.inf, "a number, at least -1"),
+        ("thinking_token_budget", -1, "an integer, at least 0, or None for no budget"),
+        ("thinking_token_budget", 1.5, "an integer"),
         ("seed", -2, "at least 0, or -1 or None for none"),
         ("seed", "x", "an integer"),
         ("use_beam_search", 1, TRUTH),
@@ -249,6 +253,7 @@ def test_a_bad_element_is_named_with_its_place(given: dict[str, Any], message: s
         (BEAMS | {"top_k": 1}, "top_k is 1 with use_beam_search"),
         (BEAMS | {"min_p": 0.1}, "min_p is 0.1 with use_beam_search"),
         (BEAMS | {"top_n_sigma": 1}, "top_n_sigma is 1.0 with use_beam_search"),
+        (BEAMS | {"thinking_token_budget": 9}, "thinking_token_budget is 9 with use_beam_search"),
     ],
 )
 def test_a_contradiction_is_named(given: dict[str, Any], message: str) -> None:

@@ -162,7 +162,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
 ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "extra_args": (None,),
     "logprob_token_ids": (None,),
-    "thinking_token_budget": (None,),
     "stream_interval": (None, 1),
     "repetition_detection": (None,),
     "flat_logprobs": (False, None),

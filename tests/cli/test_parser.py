@@ -1,6 +1,8 @@
 import pytest
 
 from pagedserve.cli.main import make_parser
+from pagedserve.cli.serve import read_args
+from pagedserve.config.reasoning import REASONING_FORMATS, ReasoningFormat
 from pagedserve.errors import ConfigError
 from pagedserve.utils import FlexibleArgumentParser
 
@@ -56,3 +58,18 @@ def test_an_option_that_has_underscores_keeps_them() -> None:
 def test_a_misspelt_option_is_refused_with_the_nearest(argv: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=nearest.replace("?", r"\?")):
         make_parser().parse_args(argv.split())
+
+
+def test_the_engine_has_the_tags_of_the_reasoning_parser() -> None:
+    own = '{"reasoning_start_str": "a", "reasoning_end_str": "b"}'
+    expected = {
+        (): None,
+        ("--reasoning-parser", "mistral"): REASONING_FORMATS["mistral"],
+        ("--reasoning-config", own): ReasoningFormat(start="a", end="b"),
+        ("--reasoning-config", own, "--reasoning-parser", "qwen3"): (
+            ReasoningFormat(start="a", end="b")
+        ),
+    }
+    for argv, known in expected.items():
+        engine_args, _ = read_args(make_parser().parse_args(["serve", "smollm2", *argv]))
+        assert engine_args.reasoning_config == known

@@ -19,6 +19,7 @@ _HEAD: Final = '''\
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:

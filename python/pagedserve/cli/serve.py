@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
+from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.native.choice import choose_backend
@@ -90,7 +91,11 @@ def read_args(
         for argument in dataclasses.fields(arguments):  # an engine may refuse it by the same name
             if hasattr(options, argument.name):
                 delattr(options, argument.name)
-    return EngineArgs.from_cli_args(options), server_args
+    engine_args = EngineArgs.from_cli_args(options)
+    if server_args.reasoning_parser is not None and engine_args.reasoning_config is None:
+        known = REASONING_FORMATS[server_args.reasoning_parser]
+        engine_args = dataclasses.replace(engine_args, reasoning_config=known)
+    return engine_args, server_args
 
 
 def _make_directory(name: str, path: str) -> None:

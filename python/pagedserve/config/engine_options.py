@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.config.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     generation_config: str | None
     override_generation_config: Mapping[str, Any] | None
+    reasoning_config: ReasoningFormat | Mapping[str, Any] | None
     decision_log: str | None
     decision_log_max_bytes: int | None
     disable_log_stats: bool | None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pagedserve.checks as checks
 from pagedserve.config.options import option, parse_mapping
+from pagedserve.config.reasoning import ReasoningFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +41,14 @@ class SamplingArgs:
         concern="sampling",
         unset="none",
         parse=parse_mapping,
+    )
+    reasoning_config: ReasoningFormat | None = option(
+        None,
+        checks.optional(ReasoningFormat.of),
+        'Tags around the model\'s reasoning, for thinking_token_budget, as {"reasoning_start_str": '
+        '"[THINK]", "reasoning_end_str": "[/THINK]"}; JSON on the command line.',
+        concern="sampling",
+        unset="those of a server's --reasoning-parser, else of the chat template",
+        parse=parse_mapping,
+        converts=Mapping[str, Any],
     )

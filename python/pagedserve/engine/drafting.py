@@ -1,9 +1,9 @@
 """Draft tokens of a step: proposed, budgeted, and counted after verification.
 
 A step without prompts gets draft tokens if that makes it faster (`pagedserve.drafts.load`): those
-that a grammar forces, else those of the proposer.  Sequences whose next token is not one sample
-from a function of the tokens before get none: beam searches, and custom logits processors, which
-may count their calls.
+that a grammar or a thinking budget forces, else those of the proposer.  Sequences whose next token
+is not one sample from a function of the tokens before get none: beam searches, and custom logits
+processors, which may count their calls.
 """
 
 from collections.abc import Callable
@@ -128,7 +128,7 @@ class Drafter:
         for sample, tokens in zip(asked, found, strict=True):
             sequence = sequences[sample]
             row_sampler = sequence.request.row_sampler
-            drafts[sample] = row_sampler.possible(sequence.token_ids, tokens)
+            drafts[sample] = row_sampler.possible(sequence.token_ids, sequence.index, tokens)
         drafted = [(sample, tokens) for sample, tokens in enumerate(drafts) if tokens]
         if not drafted:
             return None
@@ -242,7 +242,7 @@ def _draft_model_args(args: EngineArgs, model: str, kv_cache_memory: int | None)
 
 
 def _forced(sequence: Sequence) -> list[int]:
-    return sequence.request.row_sampler.forced(sequence.token_ids)
+    return sequence.request.row_sampler.forced(sequence.token_ids, sequence.index)
 
 
 def _text(sequence: Sequence) -> DraftedText:

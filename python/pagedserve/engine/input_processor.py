@@ -18,6 +18,7 @@ from pagedserve.engine.pooling_inputs import PoolingProcessor
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.stats import request_time
+from pagedserve.engine.thinking import ThinkingBudget, ThinkingTags
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
@@ -65,6 +66,7 @@ class InputProcessor:
     _pooling: PoolingProcessor | None = field(init=False, default=None)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict)
+    _tags: ThinkingTags | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         model = self.model
@@ -193,6 +195,7 @@ class InputProcessor:
                 banned_at_first=rule.banned_at_first,
                 rules=rules,
                 grammar=grammar,
+                thinking=self._thinking(params.thinking_token_budget, token_ids),
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number separates the two kinds of keys.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
@@ -279,6 +282,20 @@ class InputProcessor:
         """Whether a prompt may have ``max_model_len`` tokens: its one new token is not computed."""
         fills = len(token_ids) == self.max_model_len
         return fills and params.max_tokens == 1 and params.prompt_logprobs is not None
+
+    def _thinking(self, budget: int | None, token_ids: list[int]) -> ThinkingBudget | None:
+        """The reasoning of a request after its prompt; None without a budget.
+
+        Raises:
+            RequestError: A budget, and the tags of the model are unknown.
+        """
+        if budget is None:
+            return None
+        if self._tags is None:
+            self._tags = ThinkingTags.of(self.args.reasoning_config, self.tokenizer)
+        return ThinkingBudget(
+            self._tags, budget, prompt_token_ids=token_ids, num_drafts=self.args.num_drafts
+        )
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         skip = params.skip_special_tokens

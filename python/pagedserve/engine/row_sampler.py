@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from pagedserve.engine.thinking import ThinkingBudget
 from pagedserve.inputs.speech import TokenRules
 from pagedserve.sampling.bad_words import BadWords
 from pagedserve.sampling.grammar import GrammarStates
@@ -70,6 +71,7 @@ class RowSampler:
         "_plain",
         "_rules",
         "_seconds",
+        "_thinking",
         "_uniforms",
         "constant",
         "grammar",
@@ -87,6 +89,7 @@ class RowSampler:
         pair_start: int | None = None,
         rules: TokenRules | None = None,
         grammar: GrammarStates | None = None,
+        thinking: ThinkingBudget | None = None,
         choice: int = 0,
     ) -> None:
         """Prepare the rows of a request.
@@ -101,9 +104,11 @@ class RowSampler:
             pair_start: Start of the second text in its prompt.
             rules: Token rules of the model; None if it has none.
             grammar: Grammar states of its sequences; None without structured outputs.
+            thinking: Reasoning of its sequences; None without a thinking budget.
             choice: Index of its first sequence for the random numbers.
         """
         self.grammar = grammar
+        self._thinking = thinking
         self._rules = rules
         self._min_tokens = params.min_tokens
         self._bad_words = bad_words
@@ -127,7 +132,7 @@ class RowSampler:
         self._uniforms = [UniformStream(*key, index) for index in draws]
         # A key that differs from those of all sequences.
         self._seconds = [UniformStream(*key, index, 1) for index in draws if grammar]
-        is_constant = not (self._uniforms or self._has_edits or self._banned or grammar)
+        is_constant = not (self._uniforms or self._has_edits or self._banned or grammar or thinking)
         self.constant = self._plain if is_constant and rules is None else None
 
     def row(self, token_ids: Sequence[int], index: int, *, num_unknown: int = 0) -> RowSampling:
@@ -145,31 +150,59 @@ class RowSampler:
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
             uniforms = tuple(stream.at(count) for stream in streams)
+        grammar, is_edited = self.grammar, self._has_edits
+        if self._thinking is not None:
+            extent = self._thinking.extent(token_ids, index)
+            if closing := self._thinking.closing(token_ids, extent):
+                only = LogitsEdits(allowed_token_ids=closing[:1])
+                return self._make(uniforms=uniforms, edits=only)
+            # A row with edits is sampled before the next one is made, which may need its token.
+            is_edited |= extent.is_open if grammar else self._thinking.may_close(count, extent)
+            grammar = None if extent.is_open else grammar
         banned = self._banned if count < self._min_tokens else ()
         if rules is not None:
             banned += rules.banned(count)
-        edits = self._edits(token_ids, banned) if self._has_edits or banned else None
-        if self.grammar is not None:
+        edits = self._edits(token_ids, banned) if is_edited or banned else None
+        if grammar is not None:
             second = self._seconds[index].at(count) if self._seconds else 0.0
             return self._make(
                 uniforms=uniforms,
                 second_uniform=second,
                 edits=edits,
-                grammar=self.grammar.at(token_ids),
+                grammar=grammar.at(self._held(token_ids, index)),
             )
         if edits is None and not self._uniforms:
             return self._plain
         return self._make(uniforms=uniforms, edits=edits)
 
-    def forced(self, token_ids: Sequence[int]) -> list[int]:
-        """Tokens that most likely follow ``token_ids`` because its grammar forces their text."""
-        return [] if self.grammar is None else self.grammar.forced(token_ids)
+    def forced(self, token_ids: Sequence[int], index: int) -> list[int]:
+        """Tokens that most likely follow ``token_ids``, the tokens of sequence ``index``.
 
-    def possible(self, token_ids: Sequence[int], drafts: list[int]) -> list[int]:
-        """Draft tokens after ``token_ids``, up to the first that its grammar rules out."""
+        They are the end tag of reasoning at its budget, or text that the grammar forces.
+        """
+        if self._thinking is not None:
+            extent = self._thinking.extent(token_ids, index)
+            if extent.is_open:
+                return [*self._thinking.closing(token_ids, extent)]
+        return [] if self.grammar is None else self.grammar.forced(self._held(token_ids, index))
+
+    def possible(self, token_ids: Sequence[int], index: int, drafts: list[int]) -> list[int]:
+        """Draft tokens after ``token_ids``, up to the first that the grammar rules out.
+
+        Those of reasoning, which no grammar holds, are kept up to its end.
+        """
         if self.grammar is None:
             return drafts
-        return drafts[: self.grammar.num_possible(token_ids, drafts)]
+        if self._thinking is not None and self._thinking.extent(token_ids, index).is_open:
+            end = self._thinking.extent([*token_ids, *drafts], index).end
+            return drafts if end is None else drafts[: end - len(token_ids)]
+        return drafts[: self.grammar.num_possible(self._held(token_ids, index), drafts)]
+
+    def _held(self, token_ids: Sequence[int], index: int) -> Sequence[int]:
+        """Tokens that the grammar holds, of tokens that do not end within reasoning."""
+        if self._thinking is None:
+            return token_ids
+        return token_ids[self._thinking.extent(token_ids, index).end or 0 :]
 
     def _edits(self, token_ids: Sequence[int], banned: tuple[int, ...]) -> LogitsEdits:
         if self._bad_words is not None:

@@ -301,6 +301,14 @@ class SamplingOptions:
         flag="standard deviations of the logits below the most likely token to sample from; -1 is "
         "all",
     )
+    thinking_token_budget: OptionalInteger = parameter(
+        None,
+        checks.optional(checks.integer("at least 0, or None for no budget", low=0)),
+        "Maximum number of tokens of the model's reasoning, whose end tag follows then; "
+        "structured_outputs hold the text after it. docs/tools.md describes it.",
+        concern="length",
+        unset="no budget",
+    )
 
     def __post_init__(
         self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None

@@ -172,6 +172,12 @@ def _against_beams(params: SamplingOptions) -> Iterator[RequestError]:
                 f"log-probability; give {name}={known.off[0]}",
                 param=name,
             )
+    if params.thinking_token_budget is not None:
+        yield RequestError(
+            f"thinking_token_budget is {params.thinking_token_budget} with use_beam_search, which "
+            "compares beams of any tokens: leave one of them out",
+            param="thinking_token_budget",
+        )
 
 
 def _for_beams_only(params: SamplingOptions) -> Iterator[RequestError]:

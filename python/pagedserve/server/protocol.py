@@ -63,7 +63,6 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "max_tokens_per_doc": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "thinking_token_budget": (),
     "repetition_detection": (),
     "logprob_token_ids": (),
     "timestamp_granularities[]": (),
