@@ -189,9 +189,14 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
             "messages has a block of type 'thinking'",
         ),
         (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            "thinking.budget_tokens is 1024",
+            {"thinking": {"type": "adaptive", "budget_tokens": 1024}},
+            "thinking.budget_tokens is 1024 with thinking.type 'adaptive'",
         ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            "thinking.budget_tokens is given, and the model's chat template has no known tags",
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens: Input"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is 'any' without tools"),
         (

@@ -137,6 +137,10 @@ def test_other_fields() -> None:
     assert not made.add_generation_prompt
     assert (made.include_reasoning, made.reasoning_effort) == (False, "high")
     assert made.chat_template_kwargs == {"enable_thinking": False}
+    assert made.thinking_token_budget is None
+    thinks = chat(said, thinking={"type": "enabled", "budget_tokens": 2048})
+    assert (thinks.thinking_token_budget, thinks.include_reasoning) == (2048, True)
+    assert thinks.chat_template_kwargs == {"enable_thinking": True}
     (tool,) = made.tools
     function = {"name": "look", "description": "d", "parameters": {"type": "object"}}
     assert tool.model_dump(exclude_none=True) == {"type": "function", "function": function}

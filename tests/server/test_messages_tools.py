@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tests.support.formula as formula
+from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.messages.blocks import ContentBlock
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
@@ -89,7 +90,12 @@ def scripted() -> Iterator[Script]:
         tool_call_parser="hermes",
         reasoning_parser="qwen3",
     )
-    engine = {"max_model_len": MODEL_LEN, "num_gpu_blocks": MODEL_LEN // 4, "block_size": 8}
+    engine: dict[str, Any] = {
+        "max_model_len": MODEL_LEN,
+        "num_gpu_blocks": MODEL_LEN // 4,
+        "block_size": 8,
+        "reasoning_config": REASONING_FORMATS["qwen3"],
+    }
     with (
         Served(lambda: formula.FormulaModel().engine(**engine), args) as served,
         client_of(served) as client,
@@ -173,6 +179,24 @@ def test_fifty_turns_with_tools(scripted: Script) -> None:
         ]
     last = scripted.create("All is written.", messages=messages)
     assert (last.content[0].text, last.stop_reason) == ("All is written.", "end_turn")
+
+
+def test_a_budget_closes_the_thinking(scripted: Script) -> None:
+    text = f"<think>{'x' * 40}y"
+    budget = {"type": "enabled", "budget_tokens": 10}
+    thinking, said = scripted.create(text, thinking=budget).content
+    # The tag is in the place of as many characters.
+    num_left = 40 - 10 - len("</think>")
+    assert (thinking.thinking, said.text) == ("x" * 10, f"{'x' * num_left}y")
+    plain = scripted.create(text, thinking={"type": "enabled"})
+    (thinking,) = plain.content
+    assert thinking.thinking == f"{'x' * 40}y"
+    ample = scripted.create(text, thinking=budget | {"budget_tokens": 50})
+    assert without_ids(ample) == without_ids(plain)
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"thinking\.budget_tokens is 10, and tool_choice requires"
+    ):
+        scripted.create(text, thinking=budget, tool_choice={"type": "any"})
 
 
 def test_a_call_that_is_cut_off_is_returned_as_far_as_it_came(scripted: Script) -> None:

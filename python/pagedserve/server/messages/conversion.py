@@ -30,7 +30,11 @@ from pagedserve.server.protocol import ChatBody
 # Start of the result of a tool that failed: templates have no field for it.
 _ERROR: Final = "Error:"
 # What errors name instead of fields and values of a chat.
-NAMES: Final = {"response_format": "output_config.format", "'required'": "'any'"}
+NAMES: Final = {
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "'required'": "'any'",
+}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -77,6 +81,7 @@ def _output_of(body: CountTokensBody) -> dict[str, Any]:
     if (thinking := body.thinking) is not None:
         is_on = thinking.type != "disabled"
         fields["include_reasoning"] = is_on and thinking.display != "omitted"
+        fields["thinking_token_budget"] = thinking.budget_tokens
         if thinking.type != "adaptive":
             fields["chat_template_kwargs"] = {"enable_thinking": is_on}
     return fields

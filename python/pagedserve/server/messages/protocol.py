@@ -4,9 +4,9 @@ Fields without effect here are part of the types, and passed over; any other unk
 refused by name.
 """
 
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
@@ -159,18 +159,18 @@ class Thinking(_Part):
     """Whether the model reasons before it answers, where its chat template knows a switch."""
 
     type: Literal["adaptive", "enabled", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: int | None = Field(default=None, ge=0)
     display: Literal["summarized", "omitted"] = "summarized"
 
-    @field_validator("budget_tokens")
-    @classmethod
-    def _refuse_budget(cls, given: int | None) -> None:
-        if given is not None:
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.budget_tokens is not None and self.type != "enabled":
             raise RequestError(
-                f"thinking.budget_tokens is {given}; a budget is not supported here: give "
-                "thinking.type 'adaptive' without one",
+                f"thinking.budget_tokens is {self.budget_tokens} with thinking.type "
+                f"{self.type!r}; a budget is for 'enabled' alone",
                 param="thinking",
             )
+        return self
 
 
 class OutputFormat(_Part):
