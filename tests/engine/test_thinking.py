@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from pagedserve import LLM, LLMEngine, RequestError, RequestOutputKind, SamplingParams
+from pagedserve import (
+    LLM,
+    LLMEngine,
+    RequestError,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from pagedserve.config.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from pagedserve.errors import ConfigError
 from pagedserve.inputs import TokensPrompt
@@ -30,8 +37,7 @@ def ids(text: str) -> list[int]:
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    text: str = byte_tokenizer().decode(token_ids)
-    return text
+    return str(byte_tokenizer().decode([*token_ids]))
 
 
 OPEN = ids("Why?<t>\n")
@@ -244,7 +250,7 @@ def one_by_one(
     engine = llm.llm_engine
     for number, prompt, tokens in zip(numbers, given, said, strict=True):
         engine.add_request(str(number), prompt, params_of(number, None), output_token_ids=tokens)
-    last = {}
+    last: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         last |= {output.request_id: output for output in engine.step()}
     return [list(last[str(number)].outputs[0].token_ids) for number in numbers]
