@@ -72,6 +72,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("pooling_params", "sampling_params"),
     },
     "batch_files": {"config", "engine", "models", "sampling_params", "server"},
+    "quantize": {"executor", "native"},
     "deploy": {
         *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
         *("pooling_params", "sampling_params"),

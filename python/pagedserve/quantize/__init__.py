@@ -1,0 +1,1 @@
+"""Quantized models compared with their originals."""
