@@ -123,7 +123,7 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ),
         ({"data_parallel_size": True}, "data_parallel_size is True"),
         ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'.*in the model's dtype.*'auto'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; it must be one of auto, int8"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
         (
@@ -174,6 +174,7 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
 
 # What this engine supports, and what a reason may no longer claim since then.
 SUPPORTED = {
+    "kv_cache_dtype": ("not quantized",),
     "tensor_parallel_size": ("one device", "this process"),
     "limit_mm_per_prompt": ("text alone",),
     "speculative_config": ("each token", "one token a step"),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from pagedserve import LLM
 from pagedserve._core import Scheduler
 from pagedserve.attention.interface import PagedAttention
-from pagedserve.cache.layers import kv_bytes_per_block
+from pagedserve.cache.layers import KVFormat, kv_bytes_per_block
 from pagedserve.executor.local import LocalExecutor
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer
 from pagedserve.models.fused.cpu.modules import CpuRMSNorm, PackedGatedMLP, PackedLinear
@@ -173,7 +173,7 @@ def least_seconds(llm: LLM, requests: Sequence[Request], rates: Rates) -> dict[s
     # A prompt reads itself once, and each later token all that are before it and itself.
     num_read = sum(prompt * out + out * (out - 1) // 2 for prompt, out in lengths)
     token_bytes = kv_bytes_per_block(
-        loaded.stored_layers, block_size=1, itemsize=loaded.dtype.itemsize
+        loaded.stored_layers, block_size=1, kv_format=KVFormat(loaded.dtype.itemsize)
     )
     return {
         "attention": num_read * token_bytes / (rates.read_gb_per_s * 1e9),

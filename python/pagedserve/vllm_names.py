@@ -74,13 +74,16 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("model_impl", ("auto", "transformers"), "models are transformers' classes"),
     **_absent("task", ("auto", "generate", None), "give runner"),
     **_absent("convert", ("auto", "none", None), "models do what they were trained for"),
-    **_absent("kv_cache_dtype", ("auto",), "keys and values are stored in the model's dtype"),
-    **_absent("calculate_kv_scales", (False, None), "keys and values are not quantized"),
+    **_absent(
+        "calculate_kv_scales", (False, None), "scales of keys and values are computed with them"
+    ),
     **_absent("cpu_offload_gb", (0, None), "weights stay on the device"),
     **_absent(
         "kv_offloading_size", (0, None), "give swap_space, for the KV blocks of preempted requests"
     ),
-    **_absent("quantization_param_path", (None,), "keys and values are not quantized"),
+    **_absent(
+        "quantization_param_path", (None,), "scales of keys and values are computed with them"
+    ),
     **_absent("override_attention_dtype", (None,), "attention has the dtype of the KV cache"),
     **_absent("enable_sleep_mode", (False, None), "shutdown() frees an engine's memory"),
     **_absent(

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagedserve.cache.engine import CacheEngine
-from pagedserve.cache.layers import LayerShape, kv_bytes_per_block
+from pagedserve.cache.layers import KVFormat, LayerShape, kv_bytes_per_block
 from pagedserve.cache.states import StatePools, StateShape, state_bytes_per_slot
 
 LAYERS = [
@@ -59,7 +59,7 @@ def test_pools_have_the_shape_of_their_layer() -> None:
 def test_bytes_of_a_block_are_those_of_the_pools() -> None:
     cache = make_cache()
     expected = sum(pool[0].numel() * 4 for pool in cache.gpu_pools)
-    assert kv_bytes_per_block(LAYERS, block_size=2, itemsize=4) == expected
+    assert kv_bytes_per_block(LAYERS, block_size=2, kv_format=KVFormat(4)) == expected
 
 
 def test_swap_out_comes_before_swap_in_and_copies_last() -> None:

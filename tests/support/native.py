@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.config.cache import KVCacheDtype
 from pagedserve.executor.numpy_buffers import GroupBlocks, StepArrays
 from pagedserve.executor.protocol import CacheShape, StepLimits
 from pagedserve.native.load import LoadedNative
@@ -31,11 +32,16 @@ def _one_row(tokens: NDArray[np.int32], first: int) -> StepArrays:
     )
 
 
-def logits_of(loaded: LoadedNative, tokens: NDArray[np.int32], *cuts: int) -> NDArray[np.float32]:
+def logits_of(
+    loaded: LoadedNative,
+    tokens: NDArray[np.int32],
+    *cuts: int,
+    cache_dtype: KVCacheDtype = "auto",
+) -> NDArray[np.float32]:
     """Logits of all tokens, computed in steps that end at these cuts and at the end."""
     limits = StepLimits(max_num_tokens=256, max_num_rows=1, max_model_len=256)
     shape = CacheShape(num_gpu_blocks=16, num_cpu_blocks=0, block_size=_BLOCK_SIZE, limits=limits)
-    pools = KVPools(loaded.model.config, shape, loaded.model.dtype).layers
+    pools = KVPools(loaded.model.config, shape, loaded.model.dtype, cache_dtype).layers
     found, first = [], 0
     for end in (*cuts, len(tokens)):
         step = _one_row(tokens[:end], first)

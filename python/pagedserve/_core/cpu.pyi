@@ -243,6 +243,7 @@ class DecoderLayer:
             seq_lens: Number of keys of each row, int32 ``[R]``.
             slot_mapping: Slots of keys and values, int64 ``[T]``.
             window: A query attends only to keys with position > query position - window.
+            cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
             adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
             part: None computes the layer; "attention" and "mlp" write the output of that module
                 before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
@@ -583,7 +584,8 @@ def paged_attention(
     The results are those of ``write_cache`` and ``paged_attention`` of
     pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
     ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
-    that only this function reads and writes.  Whole blocks may be copied between pools.
+    or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only this
+    function reads and writes.  Whole blocks may be copied between pools.
 
     R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 
@@ -620,6 +622,9 @@ def paged_attention(
             ``alibi``.
         causal: Whether a query attends to no later key; if False, a window has two sides.
         num_threads: Number of threads, the caller's included.
+        cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8" has a
+            bfloat16 scale for each token and KV head, and requires that ``block_size`` and
+            ``value_size`` are multiples of 16.
         instructions: Instruction set; None for the one in use.
 
     Raises:

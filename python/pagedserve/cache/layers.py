@@ -2,10 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 # Kinds of a KV group of layers that keep keys and values, but not all.
 WindowKind: TypeAlias = Literal["window", "chunked"]
+
+
+class KVFormat(NamedTuple):
+    """How keys and values are stored.
+
+    Attributes:
+        itemsize: bytes of a number.
+        scale_bytes: bytes of the scales of each token and KV head.
+    """
+
+    itemsize: int
+    scale_bytes: int = 0
+
+
+# One scale for the key and one for the value, as the kernel stores them (``rust/cpu``).
+INT8_FORMAT: Final = KVFormat(itemsize=1, scale_bytes=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +85,11 @@ def split_layers(
     return split
 
 
-def kv_bytes_per_block(layers: Sequence[LayerShape], *, block_size: int, itemsize: int) -> int:
-    """Bytes of one block over all layers, of elements of ``itemsize`` bytes."""
-    return sum(layer.elements_per_token for layer in layers) * block_size * itemsize
+def kv_bytes_per_block(
+    layers: Sequence[LayerShape], *, block_size: int, kv_format: KVFormat
+) -> int:
+    """Bytes of one block over all layers."""
+    return block_size * sum(
+        layer.elements_per_token * kv_format.itemsize + layer.num_kv_heads * kv_format.scale_bytes
+        for layer in layers
+    )

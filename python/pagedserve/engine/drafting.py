@@ -233,6 +233,7 @@ def _draft_model_args(args: EngineArgs, model: str, kv_cache_memory: int | None)
         max_num_seqs=args.max_num_seqs,
         kv_cache_memory=kv_cache_memory,
         block_size=args.block_size,
+        kv_cache_dtype=args.kv_cache_dtype,
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         hf_token=args.hf_token,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pagedserve._core import KVGroup, SchedulerConfig
-from pagedserve.cache.layers import LayerShape, kv_bytes_per_block, split_layers
+from pagedserve.cache.layers import KVFormat, LayerShape, kv_bytes_per_block, split_layers
 from pagedserve.config import EngineArgs
 from pagedserve.executor.memory import (
     DEFAULT_KV_CACHE_BYTES,
@@ -22,7 +22,7 @@ def plan_kv_cache(
     limits: StepLimits,
     layers: Sequence[LayerShape],
     *,
-    itemsize: int,
+    kv_format: KVFormat,
     weight_bytes: int,
     state_bytes: int = 0,
     num_parts: int = 1,
@@ -35,7 +35,7 @@ def plan_kv_cache(
         args: Options of the engine.
         limits: Limits of a step.
         layers: Layers that keep keys and values.
-        itemsize: Bytes of an element of them.
+        kv_format: How these are stored.
         weight_bytes: Bytes of the loaded model.
         state_bytes: Recurrent states of one sequence.
         num_parts: Number of such models that share the memory.
@@ -47,7 +47,7 @@ def plan_kv_cache(
         ConfigError: More than is free, or too little for one block or one sequence.
     """
     all_keys, windowed = (
-        num_parts * kv_bytes_per_block(part, block_size=args.block_size, itemsize=itemsize)
+        num_parts * kv_bytes_per_block(part, block_size=args.block_size, kv_format=kv_format)
         for part in split_layers(layers, limits.group_window, limits.group_kind)
     )
     windows = _window_need(limits, args, windowed)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pagedserve.attention.cross import CrossStep
 from pagedserve.cache.engine import CacheEngine
-from pagedserve.cache.layers import group_kind, group_window
+from pagedserve.cache.layers import KVFormat, group_kind, group_window
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
@@ -126,7 +126,7 @@ class Worker:
             args,
             limits,
             loaded.stored_layers,
-            itemsize=loaded.dtype.itemsize,
+            kv_format=KVFormat(loaded.dtype.itemsize),
             weight_bytes=loaded.weight_bytes,
             state_bytes=state_bytes_per_slot(loaded.states),
         )

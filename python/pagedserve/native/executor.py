@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pagedserve._core.cpu import instructions_in_use
 from pagedserve.cache.layers import group_window
 from pagedserve.config import EngineArgs
-from pagedserve.errors import StepError
+from pagedserve.errors import ConfigError, StepError
 from pagedserve.executor.kv_plan import plan_kv_cache
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan
@@ -20,8 +20,7 @@ from pagedserve.lora.host import HostAdapter
 from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.choice import gives_tensors
 from pagedserve.native.load import LoadedNative
-from pagedserve.native.numbers import itemsize
-from pagedserve.native.pools import KVPools
+from pagedserve.native.pools import KVPools, kv_format
 from pagedserve.pooling.pooler import pool_rows
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling.on_host import HostOps
@@ -70,12 +69,13 @@ class NativeExecutor:
         config, rules = loaded.model.config, loaded.pooling
         kernels = f"{instructions_in_use()}, threads: {loaded.model.num_threads}"
         weights = f"; weights: {self._args.quantization}" if self._args.quantization else ""
+        cache = "; KV cache: int8" if self._args.kv_cache_dtype == "int8" else ""
         return ModelInfo(
             vocab_size=config.vocab_size,
             max_model_len=loaded.max_model_len,
             eos_token_ids=loaded.eos_token_ids,
             device_type="cpu",
-            backends=f"native ({kernels}){weights}",
+            backends=f"native ({kernels}){weights}{cache}",
             pooling=rules,
             group_window=group_window(config.layer_shapes),
             sees_whole_prompts=rules is not None and rules.pools_whole_prompts,
@@ -93,21 +93,30 @@ class NativeExecutor:
         return self._buffers
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
-        """Compute the number of KV blocks."""
+        """Compute the number of KV blocks.
+
+        Raises:
+            ConfigError: The heads do not fit the option ``kv_cache_dtype``; see `plan_kv_cache`.
+        """
         args, model = self._args, self.loaded.model
         args.check_without_gpu()
+        if args.kv_cache_dtype == "int8" and model.config.head_size % 16:
+            raise ConfigError(
+                f"kv_cache_dtype is 'int8', which needs heads of a multiple of 16 numbers, and "
+                f"those of {args.model!r} have {model.config.head_size}: leave it out"
+            )
         return plan_kv_cache(
             args,
             limits,
             model.config.layer_shapes,
-            itemsize=itemsize(model.dtype),
+            kv_format=kv_format(model.dtype, args.kv_cache_dtype),
             weight_bytes=model.weight_bytes,
         )
 
     def init_cache(self, shape: CacheShape) -> None:
         """Allocate KV pools and step buffers; called once, before the first step."""
         model = self.loaded.model
-        self._pools = KVPools(model.config, shape, model.dtype)
+        self._pools = KVPools(model.config, shape, model.dtype, self._args.kv_cache_dtype)
         self._buffers = NumpyBuffers(shape, has_adapters=self._args.enable_lora)
 
     def launch(self, step: StepInput) -> LaunchedRun:

@@ -165,6 +165,7 @@ class NativeModel:
                 step.seq_lens,
                 blocks.slot_mapping,
                 config.window,
+                pool.cache_dtype,
                 adapters=None if adapters is None else adapters.arrays,
                 num_threads=self.num_threads,
             )

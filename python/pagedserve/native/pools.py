@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import copy_blocks
-from pagedserve.cache.layers import kv_bytes_per_block
+from pagedserve.cache.layers import INT8_FORMAT, KVFormat, kv_bytes_per_block
 from pagedserve.cache.moves import BlockMoves
+from pagedserve.config.cache import KVCacheDtype
 from pagedserve.executor.protocol import CacheShape
 from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.native.config import DecoderConfig
@@ -31,6 +32,7 @@ class LayerPool:
         num_blocks: Blocks.
         block_size: Tokens per block.
         group: Index of its KV group.
+        cache_dtype: Storage type of keys and values.
     """
 
     memory: NDArray[np.uint8]
@@ -38,6 +40,12 @@ class LayerPool:
     num_blocks: int
     block_size: int
     group: int
+    cache_dtype: KVCacheDtype
+
+
+def kv_format(dtype: ComputeDtype, cache_dtype: KVCacheDtype) -> KVFormat:
+    """How keys and values of a model of ``dtype`` are stored."""
+    return INT8_FORMAT if cache_dtype == "int8" else KVFormat(itemsize(dtype))
 
 
 class KVPools:
@@ -47,11 +55,17 @@ class KVPools:
         layers: Pool of each layer.
     """
 
-    def __init__(self, config: DecoderConfig, shape: CacheShape, dtype: ComputeDtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        shape: CacheShape,
+        dtype: ComputeDtype,
+        cache_dtype: KVCacheDtype = "auto",
+    ) -> None:
         """Allocate; nothing is written, so unused blocks may take no memory yet."""
-        layers = config.layer_shapes
+        layers, self._cache_dtype = config.layer_shapes, cache_dtype
         self._block_bytes = kv_bytes_per_block(
-            layers[:1], block_size=shape.block_size, itemsize=itemsize(dtype)
+            layers[:1], block_size=shape.block_size, kv_format=kv_format(dtype, cache_dtype)
         )
         first = 0, shape.num_gpu_blocks, shape.num_cpu_blocks
         self.layers: list[LayerPool] = []
@@ -70,7 +84,8 @@ class KVPools:
 
     def _pool(self, num_blocks: int, block_size: int, group: int) -> LayerPool:
         memory = bytes_in_huge_pages(num_blocks * self._block_bytes)
-        return LayerPool(memory, int(memory.ctypes.data), num_blocks, block_size, group)
+        address = int(memory.ctypes.data)
+        return LayerPool(memory, address, num_blocks, block_size, group, self._cache_dtype)
 
     def move(self, step: Sequence[BlockMoves], num_threads: int) -> None:
         """Execute the moves of a step in each group's pools: swap out, swap in, copy."""

@@ -100,13 +100,13 @@ macro_rules! for_groups {
 /// Scores of all rows with the keys of some panels, times `factor`.
 ///
 /// # Safety
-/// The CPU has the instructions; rows have `depth` units, panels `depth * 16`, results room for
-/// 16 numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] says.
+/// The CPU has the instructions; rows have `depth` units, panels `depth * 16` lanes, results room
+/// for 16 numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] says.
 #[inline(always)]
-pub(crate) unsafe fn scores<I: Vectors, E: Element>(
+pub(crate) unsafe fn scores<I: Vectors, E: Element, L: Lane>(
     rows: Rows,
     num_rows: usize,
-    panels: &[*const u32],
+    panels: &[*const L],
     depth: usize,
     factor: f32,
 ) {
@@ -114,21 +114,21 @@ pub(crate) unsafe fn scores<I: Vectors, E: Element>(
     unsafe {
         match *panels {
             [a, b, c, d] if I::MAX_VECTORS >= 4 => {
-                for_groups!(rows, num_rows, scores_tile<I, E>, 4, [a, b, c, d], depth, factor);
+                for_groups!(rows, num_rows, scores_tile<I, E, L>, 4, [a, b, c, d], depth, factor);
             }
             [a, b] if I::MAX_VECTORS >= 2 => {
-                for_groups!(rows, num_rows, scores_tile<I, E>, 2, [a, b], depth, factor);
+                for_groups!(rows, num_rows, scores_tile<I, E, L>, 2, [a, b], depth, factor);
             }
-            [a] => for_groups!(rows, num_rows, scores_tile<I, E>, 1, [a], depth, factor),
+            [a] => for_groups!(rows, num_rows, scores_tile<I, E, L>, 1, [a], depth, factor),
             _ => unreachable!("a tile has 1, 2 or 4 vectors"),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scores_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
+unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: usize>(
     rows: Rows,
-    panels: [*const u32; N],
+    panels: [*const L; N],
     depth: usize,
     factor: f32,
 ) {
@@ -142,11 +142,11 @@ unsafe fn scores_tile<I: Vectors, E: Element, const R: usize, const N: usize>(
         for unit in 0..depth {
             let mut keys = [I::splat(0.0); N];
             for vector in 0..N {
-                let line = panels[vector].cast::<[u32; PANEL]>().wrapping_add(unit);
-                keys[vector] = I::load(line.cast());
-                if R <= PREFETCH_ROWS {
+                let lanes = panels[vector].wrapping_add(unit * PANEL);
+                keys[vector] = L::load::<I>(lanes);
+                if R <= PREFETCH_ROWS && (unit * PANEL * size_of::<L>()).is_multiple_of(LINE) {
                     // The values of the same tokens.
-                    I::prefetch(line.wrapping_add(depth).cast());
+                    I::prefetch(lanes.wrapping_add(depth * PANEL).cast());
                 }
             }
             for row in 0..R {

@@ -13,7 +13,7 @@
 
 use std::cell::Cell;
 
-use crate::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use crate::attention::{CacheDType, Memory, Options, Rows, Shape, Tokens, paged_attention};
 use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::linear::{Activation, Finish, Matrix, Weights, linear};
@@ -80,6 +80,8 @@ pub struct LayerMemory {
     pub rotary_size: usize,
     /// `num_blocks` blocks of `block_size` tokens in the layout of [`crate::attention`].
     pub pool: *mut u8,
+    /// Of keys and values in the pool.
+    pub cache_dtype: CacheDType,
     /// Blocks of the pool.
     pub num_blocks: usize,
     /// Tokens of a block.
@@ -355,9 +357,10 @@ impl Call<'_> {
 
     unsafe fn attend(&self, rows: &Rows<'_>, options: &Options<'_>) -> Result<()> {
         let Layer { dtype, num_heads, num_kv_heads, head_size, .. } = *self.layer;
-        let LayerMemory { pool, num_blocks, block_size, .. } = *self.memory;
+        let LayerMemory { pool, cache_dtype, num_blocks, block_size, .. } = *self.memory;
         let shape = Shape {
             dtype,
+            cache_dtype,
             num_heads,
             num_kv_heads,
             key_size: head_size,

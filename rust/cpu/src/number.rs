@@ -104,6 +104,11 @@ impl BFloat16 {
     pub(crate) fn from_bits(bits: u16) -> Self {
         Self(bits)
     }
+
+    /// The least bfloat16 that is no less than a number of at least 0; NaN stays NaN.
+    pub(crate) fn at_least(number: f32) -> Self {
+        Self((number.to_bits().saturating_add(0xffff) >> 16) as u16)
+    }
 }
 
 impl Stored for BFloat16 {

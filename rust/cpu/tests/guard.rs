@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Case, DTYPES, Numbers, Random, Step, Threads, available};
+use common::{CACHE_DTYPES, Case, DTYPES, Numbers, Random, Step, Threads, available};
 use pagedserve_cpu::attention::paged_attention;
 use pagedserve_cpu::embedding::gather;
 use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, linear};
@@ -57,9 +57,14 @@ impl Drop for Guarded {
 fn nothing_past_the_end_is_touched() {
     for (key_size, value_size) in [(64, 64), (80, 96), (7, 5), (33, 16), (16, 20)] {
         for block_size in [16, 5] {
-            for dtype in DTYPES {
+            let has_panels = block_size % 16 + value_size % 16 == 0;
+            let pools = &CACHE_DTYPES[..if has_panels { 2 } else { 1 }];
+            for (dtype, &cache_dtype) in
+                DTYPES.into_iter().flat_map(|dtype| pools.iter().map(move |pool| (dtype, pool)))
+            {
                 let rows = [(45, 1), (3, 20)];
-                let case = Case { dtype, key_size, value_size, block_size, ..Case::plain(&rows) };
+                let plain = Case::plain(&rows);
+                let case = Case { dtype, cache_dtype, key_size, value_size, block_size, ..plain };
                 for instructions in available() {
                     let mut step = Step::new(&case);
                     // The row whose last block is the pool's last: every block comes to be it.
@@ -76,7 +81,7 @@ fn nothing_past_the_end_is_touched() {
 /// Renames all blocks, and moves what is in them.
 fn rotate(step: &mut Step, by: usize) {
     let num_blocks = step.shape.num_blocks;
-    let block_bytes = step.shape.block_elements() * step.shape.dtype.size();
+    let block_bytes = step.shape.block_bytes();
     step.pool.bytes.rotate_right(by * block_bytes);
     for block in step.block_tables.iter_mut().filter(|block| **block >= 0) {
         let id = usize::try_from(*block).expect("not negative");

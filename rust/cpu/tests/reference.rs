@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Case, DTYPES, Step, available};
-use pagedserve_cpu::InstructionSet;
+use common::{CACHE_DTYPES, Case, DTYPES, Step, available};
+use pagedserve_cpu::attention::CacheDType;
+use pagedserve_cpu::{DType, InstructionSet};
 use proptest::prelude::*;
 
 prop_compose! {
@@ -36,6 +37,7 @@ prop_compose! {
         (num_kv_heads, group, key_size, value_size, block_size) in sizes(),
         rows in rows(),
         dtype in prop::sample::select(DTYPES.to_vec()),
+        cache_dtype in prop::sample::select(CACHE_DTYPES.to_vec()),
         scale in prop_oneof![Just(0.125_f32), Just(1.0), Just(-0.3), Just(0.0)],
         window in prop::option::weighted(0.3, 1_usize..200),
         softcap in prop::option::weighted(0.3, prop_oneof![Just(0.5_f32), Just(30.0)]),
@@ -47,7 +49,9 @@ prop_compose! {
         gap in 0_usize..3,
         seed in any::<u64>(),
     ) -> Case {
+        let has_panels = block_size.is_multiple_of(16) && value_size.is_multiple_of(16);
         Case {
+            cache_dtype: if has_panels { cache_dtype } else { CacheDType::Auto },
             dtype, num_kv_heads, group, key_size, value_size, block_size, rows, scale, window,
             softcap, sinks, num_biases,
             alibi: alibi.filter(|_| num_biases.is_none()),
@@ -74,12 +78,13 @@ proptest! {
 #[test]
 fn every_fast_size_is_right() {
     for size in [64, 80, 96, 128, 256] {
-        for dtype in DTYPES {
+        for (dtype, cache_dtype) in pools() {
             for instructions in available() {
                 let case = Case {
                     key_size: size,
                     value_size: size,
                     dtype,
+                    cache_dtype,
                     ..Case::plain(&[(150, 1), (17, 30)])
                 };
                 Step::new(&case).check(instructions, 2);
@@ -88,11 +93,35 @@ fn every_fast_size_is_right() {
     }
 }
 
+/// Queries of each dtype with each pool.
+fn pools() -> impl Iterator<Item = (DType, CacheDType)> {
+    DTYPES.into_iter().flat_map(|dtype| CACHE_DTYPES.map(|cache_dtype| (dtype, cache_dtype)))
+}
+
+/// A pool of int8 keeps that a number is none.
+#[test]
+fn a_key_or_value_that_is_no_number_spoils_its_own_row_alone() {
+    for number in [f32::NAN, f32::INFINITY] {
+        for of_value in [false, true] {
+            let rows = [(0, 3), (0, 3)];
+            let case = Case { cache_dtype: CacheDType::Int8, ..Case::plain(&rows) };
+            let mut step = Step::new(&Case { seed: 2, ..case });
+            let tensor = if of_value { &mut step.value } else { &mut step.key };
+            step.slot_mapping[0] = i64::from(step.block_tables[0]) * 16;
+            tensor.numbers.set(5, number);
+            let answer = step.run(InstructionSet::detect(), 1).expect("a correct step");
+            let (first, second) = answer.split_at(answer.len() / 2);
+            assert!(first[..32].iter().all(|number| number.is_nan()), "{number} {of_value}");
+            assert!(second.iter().all(|number| number.is_finite()), "{number} {of_value}");
+        }
+    }
+}
+
 /// Invariant 3: neither threads, nor the batch, nor how the prompt is cut.
 #[test]
 fn the_answer_of_a_query_depends_on_its_row_alone() {
-    for dtype in DTYPES {
-        let case = Case { dtype, alibi: Some(0.01), ..Case::plain(&[(0, 700)]) };
+    for (dtype, cache_dtype) in pools() {
+        let case = Case { dtype, cache_dtype, alibi: Some(0.01), ..Case::plain(&[(0, 700)]) };
         let whole = Step::new(&case).run(InstructionSet::detect(), 1).expect("a correct step");
         let per_token = whole.len() / 700;
         // The keys of the case's last token as a decode row: the same numbers, cached.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, Step};
-use pagedserve_cpu::attention::Options;
+use pagedserve_cpu::attention::{CacheDType, Options};
 use pagedserve_cpu::linear::{Panels, Weights};
 use pagedserve_cpu::{InstructionSet, Result};
 
@@ -31,6 +31,7 @@ macro_rules! refusals {
 refusals! {
     no_heads: |step| step.shape.num_heads = 0 => "num_heads must be at least 1";
     no_block_size: |step| step.shape.block_size = 0 => "block_size must be at least 1";
+    odd_blocks_of_int8: |step| (step.shape.cache_dtype, step.shape.block_size) = (CacheDType::Int8, 8) => "block_size and value_size must be multiples of 16";
     uneven_groups: |step| step.shape.num_heads = 5 => "num_heads must be a multiple";
     a_huge_pool: |step| step.shape.num_blocks = usize::MAX / 8 => "more bytes than";
     a_scale_of_nan: |step| step.case.scale = f32::NAN => "scale must be finite";

@@ -1,7 +1,8 @@
 //! Checks of a call's arguments, before any memory is touched.
 
-use crate::attention::shape::{Memory, Options, Rows, Shape, Tokens};
+use crate::attention::shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
 use crate::error::{Error, Result};
+use crate::number::PANEL;
 
 fn refuse<T>(text: String) -> Result<T> {
     Err(Error(text))
@@ -41,6 +42,13 @@ fn check_shape(shape: &Shape) -> Result<()> {
     if !num_heads.is_multiple_of(num_kv_heads) {
         return refuse(format!(
             "num_heads must be a multiple of num_kv_heads; got {num_heads} and {num_kv_heads}"
+        ));
+    }
+    if shape.cache_dtype == CacheDType::Int8 && !shape.has_panels() {
+        return refuse(format!(
+            "block_size and value_size must be multiples of {PANEL} for keys and values in int8; \
+             got {} and {}",
+            shape.block_size, shape.value_size
         ));
     }
     let bytes = [num_kv_heads, shape.block_size, shape.num_blocks, shape.dtype.size()]

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use crate::attention::shape::{Memory, Rows, Shape, Tokens, count};
+use crate::attention::shape::{CacheDType, Memory, Rows, Shape, Tokens, count};
 use crate::element::Element;
-use crate::number::PANEL;
+use crate::number::{BFloat16, PANEL, Stored};
 
-/// Where one KV head of a slot lies, in elements from the start of the pool.
+/// Where one KV head of a slot lies, in numbers from the start of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The key's first element.
@@ -20,17 +20,19 @@ pub struct Place {
     value: usize,
     /// From one element of the value to the next.
     value_stride: usize,
+    /// The key's scale, in a pool of int8; the value's is 16 scales after it.
+    scale: usize,
 }
 
 impl Place {
     /// Of a slot and KV head that exist.
     pub fn new(shape: &Shape, slot: usize, kv_head: usize) -> Self {
         let (key_size, value_size) = (shape.key_size, shape.value_size);
-        let key_unit = shape.dtype.per_unit();
+        let key_unit = shape.per_unit();
         if !shape.has_panels() {
             let key = (slot * shape.num_kv_heads + kv_head) * (key_size + value_size);
             let value = key + key_size;
-            return Self { key, key_stride: key_unit, key_unit, value, value_stride: 1 };
+            return Self { key, key_stride: key_unit, key_unit, value, value_stride: 1, scale: 0 };
         }
         let panel = panel_start(shape, slot, kv_head);
         let token = slot % PANEL;
@@ -43,6 +45,7 @@ impl Place {
                 + token / key_unit * value_size * key_unit
                 + token % key_unit,
             value_stride: key_unit,
+            scale: panel + PANEL * (key_size + value_size) + token * size_of::<BFloat16>(),
         }
     }
 
@@ -55,18 +58,23 @@ impl Place {
     pub fn value(&self, index: usize) -> usize {
         self.value + index * self.value_stride
     }
+
+    /// Of the scales of key and value, bfloat16, in a pool of int8: bytes from its start.
+    pub fn scales(&self) -> [usize; 2] {
+        [self.scale, self.scale + PANEL * size_of::<BFloat16>()]
+    }
 }
 
-/// The first element of the panel of a slot, keys before values.
+/// The first number of the panel of a slot, keys before values before scales.
 #[inline]
 fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
     let (block, offset) = (slot / shape.block_size, slot % shape.block_size);
     let panels = shape.block_size / PANEL;
     let panel = (block * shape.num_kv_heads + kv_head) * panels + offset / PANEL;
-    panel * PANEL * (shape.key_size + shape.value_size)
+    panel * (PANEL * shape.token_bytes() / shape.cache_item_size())
 }
 
-/// The first elements of some of a row's panels, by the row's block ids.
+/// The first bytes of some of a row's panels, by the row's block ids.
 #[inline]
 pub(crate) fn panel_starts(
     shape: &Shape,
@@ -75,12 +83,12 @@ pub(crate) fn panel_starts(
     panels: Range<usize>,
 ) -> impl Iterator<Item = usize> {
     let per_block = shape.block_size / PANEL;
-    let panel_len = PANEL * (shape.key_size + shape.value_size);
+    let panel_bytes = PANEL * shape.token_bytes();
     // Divisions for each panel took a tenth of decoding from cached blocks.
     let (mut index, mut within) = (panels.start / per_block, panels.start % per_block);
     panels.map(move |_| {
         let start = ((count(blocks[index]) * shape.num_kv_heads + kv_head) * per_block + within)
-            * panel_len;
+            * panel_bytes;
         within += 1;
         if within == per_block {
             (index, within) = (index + 1, 0);
@@ -100,7 +108,10 @@ pub(crate) unsafe fn write_tokens<E: Element>(
     part: usize,
     parts: usize,
 ) {
-    let pool = memory.pool.cast::<E>();
+    let write = match shape.cache_dtype {
+        CacheDType::Auto => write_numbers::<E>,
+        CacheDType::Int8 => write_levels::<E>,
+    };
     for (token, &slot) in rows.slot_mapping.iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
         if slot / shape.block_size % parts != part {
@@ -108,30 +119,100 @@ pub(crate) unsafe fn write_tokens<E: Element>(
         }
         for kv_head in 0..shape.num_kv_heads {
             let place = Place::new(shape, slot, kv_head);
-            let (key_stride, value_stride) = (place.key_stride, place.value_stride);
             // SAFETY: places of a checked slot lie in the pool, those of a token in the tensors.
             unsafe {
                 let key = head_of::<E>(&memory.key, token, kv_head);
-                let mut to = pool.add(place.key);
-                for unit in 0..shape.key_size / E::PER_UNIT {
-                    for index in 0..E::PER_UNIT {
-                        to.add(index).write(key.add(unit * E::PER_UNIT + index).read());
-                    }
-                    to = to.wrapping_add(key_stride);
-                }
-                for index in 0..shape.key_size % E::PER_UNIT {
-                    let last = shape.key_size / E::PER_UNIT * E::PER_UNIT + index;
-                    to.add(index).write(key.add(last).read());
-                }
                 let value = head_of::<E>(&memory.value, token, kv_head);
-                let mut to = pool.add(place.value);
-                for index in 0..shape.value_size {
-                    to.write(value.add(index).read());
-                    to = to.wrapping_add(value_stride);
-                }
+                write(shape, memory.pool, &place, key, value);
             }
         }
     }
+}
+
+/// Copies a key and a value to their place.
+///
+/// # Safety
+/// All exist.
+unsafe fn write_numbers<E: Element>(
+    shape: &Shape,
+    pool: *mut u8,
+    place: &Place,
+    key: *const E,
+    value: *const E,
+) {
+    let pool = pool.cast::<E>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut to = pool.add(place.key);
+        for unit in 0..shape.key_size / E::PER_UNIT {
+            for index in 0..E::PER_UNIT {
+                to.add(index).write(key.add(unit * E::PER_UNIT + index).read());
+            }
+            to = to.wrapping_add(place.key_stride);
+        }
+        for index in 0..shape.key_size % E::PER_UNIT {
+            let last = shape.key_size / E::PER_UNIT * E::PER_UNIT + index;
+            to.add(index).write(key.add(last).read());
+        }
+        let mut to = pool.add(place.value);
+        for index in 0..shape.value_size {
+            to.write(value.add(index).read());
+            to = to.wrapping_add(place.value_stride);
+        }
+    }
+}
+
+/// Writes a key and a value as multiples of their scales.
+///
+/// # Safety
+/// All exist.
+unsafe fn write_levels<E: Element>(
+    shape: &Shape,
+    pool: *mut u8,
+    place: &Place,
+    key: *const E,
+    value: *const E,
+) {
+    let parts = [
+        (key, shape.key_size, place.key, place.key_stride),
+        (value, shape.value_size, place.value, place.value_stride),
+    ];
+    for ((from, len, at, stride), scale_at) in parts.into_iter().zip(place.scales()) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let numbers = std::slice::from_raw_parts(from, len);
+            let (scale, inverse) = scale_of(numbers);
+            pool.add(scale_at).cast::<BFloat16>().write_unaligned(scale);
+            let mut to = pool.add(at).cast::<i8>();
+            for number in numbers {
+                to.write(level(number.to_f32() * inverse));
+                to = to.wrapping_add(stride);
+            }
+        }
+    }
+}
+
+/// The least scale by which no number is more than 127 levels, and its inverse.
+///
+/// Numbers that are not finite give a scale that makes the whole key or value NaN.
+fn scale_of<E: Element>(numbers: &[E]) -> (BFloat16, f32) {
+    let peak = numbers.iter().fold(0.0_f32, |peak, number| {
+        let magnitude = number.to_f32().abs();
+        if magnitude > peak || magnitude.is_nan() { magnitude } else { peak }
+    });
+    let scale = BFloat16::at_least(peak / 127.0);
+    let number = scale.to_f32();
+    // What is smaller may be flushed to zero, and has no finite inverse.
+    if number < f32::MIN_POSITIVE { (BFloat16::ZERO, 0.0) } else { (scale, 1.0 / number) }
+}
+
+/// The nearest whole number, of numbers between -127 and 127; 0 for NaN.
+fn level(number: f32) -> i8 {
+    /// Has no bits after the point, so that a sum with it is rounded.
+    const WHOLE: f32 = 12_582_912.0;
+    #[expect(clippy::cast_possible_truncation, reason = "at most 127, as its scale is made")]
+    let level = (number + WHOLE - WHOLE) as i8;
+    level
 }
 
 /// The first element of a head of a token.

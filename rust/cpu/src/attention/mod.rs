@@ -5,8 +5,8 @@
 //!
 //! # Layout of a pool
 //!
-//! A block takes `block_size * Hkv * (D + Dv)` elements in any layout, so whole blocks can be
-//! copied and swapped without knowing it.  Where the shape allows it (see [`Shape::has_panels`])
+//! A block takes [`Shape::block_bytes`] in any layout, so whole blocks can be copied and swapped
+//! without knowing it.  Where the shape allows it (see [`Shape::has_panels`])
 //! a block holds `[Hkv][block_size / 16]` *panels* of 16 tokens, each the keys transposed,
 //! `[D][16]`, then the values, `[16][Dv]`.  So 16 scores are made side by side without a
 //! horizontal sum, a weight meets whole vectors of values, and what one work item reads of a
@@ -16,6 +16,10 @@
 //! two float32 vectors of it; float16 is converted.  Any other shape is stored
 //! `[block_size][Hkv][D + Dv]`, and 16 tokens at a
 //! time are made into panels when they are read.
+//!
+//! A pool of [`CacheDType::Int8`] has panels of int8, without pairs, each followed by bfloat16
+//! scales of its keys, `[16]`, and of its values, `[16]`.  Queries and weights meet the int8 as
+//! float32; scores are multiplied by the scales of keys, weights by those of values.
 //!
 //! # Invariants
 //!
@@ -43,6 +47,7 @@ use crate::wait::nap_until;
 
 mod check;
 mod layout;
+mod panels;
 mod plan;
 mod shape;
 mod softmax;
@@ -54,7 +59,7 @@ use plan::Plan;
 use tile::{Attend, Call, Scratch};
 
 pub use layout::Place;
-pub use shape::{Memory, Options, Rows, Shape, Tokens};
+pub use shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
 
 // SAFETY: addresses, that any thread may hold; who calls the kernel answers for the rest.
 unsafe impl Send for Memory {}

@@ -2,11 +2,25 @@
 
 use crate::number::{DType, PANEL};
 
+/// How a pool stores keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheDType {
+    /// In the dtype of queries.
+    Auto,
+    /// As int8, with a bfloat16 scale for the key and one for the value of each token and KV head.
+    Int8,
+}
+
+/// Bytes of the scales of a token's key and value in one KV head.
+const SCALE_BYTES: usize = 4;
+
 /// The sizes of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Of queries, keys, values, pool and output.
+    /// Of queries, keys, values and output.
     pub dtype: DType,
+    /// Of keys and values in the pool.
+    pub cache_dtype: CacheDType,
     /// Query heads, H.
     pub num_heads: usize,
     /// Heads of keys and values, Hkv; query head h reads KV head h / (H / Hkv).
@@ -27,9 +41,34 @@ impl Shape {
         self.num_heads / self.num_kv_heads
     }
 
-    /// Elements that a block takes.
-    pub fn block_elements(&self) -> usize {
-        self.block_size * self.num_kv_heads * (self.key_size + self.value_size)
+    /// Bytes of a number in the pool.
+    pub fn cache_item_size(&self) -> usize {
+        match self.cache_dtype {
+            CacheDType::Auto => self.dtype.size(),
+            CacheDType::Int8 => 1,
+        }
+    }
+
+    /// Bytes of a token's key and value in one KV head of a pool.
+    pub(crate) fn token_bytes(&self) -> usize {
+        let scales = match self.cache_dtype {
+            CacheDType::Auto => 0,
+            CacheDType::Int8 => SCALE_BYTES,
+        };
+        (self.key_size + self.value_size) * self.cache_item_size() + scales
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        self.block_size * self.num_kv_heads * self.token_bytes()
+    }
+
+    /// Numbers of a key or of weights in a unit.
+    pub(crate) fn per_unit(&self) -> usize {
+        match self.cache_dtype {
+            CacheDType::Auto => self.dtype.per_unit(),
+            CacheDType::Int8 => 1,
+        }
     }
 
     /// Whether blocks are stored as panels, the fast way: `block_size` and Dv are multiples of
@@ -37,7 +76,7 @@ impl Shape {
     pub fn has_panels(&self) -> bool {
         self.block_size.is_multiple_of(PANEL)
             && self.value_size.is_multiple_of(PANEL)
-            && self.key_size.is_multiple_of(self.dtype.per_unit())
+            && self.key_size.is_multiple_of(self.per_unit())
     }
 }
 
@@ -61,7 +100,7 @@ pub struct Memory {
     pub key: Tokens,
     /// `[T, Hkv, Dv]`, the step's values.
     pub value: Tokens,
-    /// `num_blocks * block_elements()` elements, contiguous.
+    /// `num_blocks * block_bytes()` bytes, contiguous.
     pub pool: *mut u8,
     /// `[T, H, Dv]`, contiguous.
     pub output: *mut u8,

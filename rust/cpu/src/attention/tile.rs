@@ -10,12 +10,15 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::attention::layout::{gather_token, head_of, panel_starts};
+use crate::attention::layout::head_of;
+use crate::attention::panels::{
+    Cached, Levels, Numbers, panels, panels_ahead, scale, segments, within,
+};
 use crate::attention::plan::{Item, Plan, TILE};
-use crate::attention::shape::{Memory, Options, Rows, Shape, count};
+use crate::attention::shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
 use crate::attention::softmax::{Bias, BiasKind, Cap, take_weights};
 use crate::element::Element;
-use crate::kernel::{self, Segment, tile_vectors};
+use crate::kernel::{self, tile_vectors};
 use crate::math::exp2;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Float16, PANEL};
 use crate::scratch::pieces;
@@ -51,23 +54,25 @@ impl Kernel for Attend<'_> {
         let Self { call, item, upcoming, scratch } = self;
         // SAFETY: the caller's promise.
         unsafe {
-            match call.shape.dtype {
-                DType::Float32 => attend::<I, f32>(call, item, upcoming, scratch),
-                DType::BFloat16 => attend::<I, BFloat16>(call, item, upcoming, scratch),
-                DType::Float16 => attend::<I, Float16>(call, item, upcoming, scratch),
-            }
+            let attend = match (call.shape.cache_dtype, call.shape.dtype) {
+                (CacheDType::Int8, _) => attend::<I, Levels>,
+                (CacheDType::Auto, DType::Float32) => attend::<I, Numbers<f32>>,
+                (CacheDType::Auto, DType::BFloat16) => attend::<I, Numbers<BFloat16>>,
+                (CacheDType::Auto, DType::Float16) => attend::<I, Numbers<Float16>>,
+            };
+            attend(call, item, upcoming, scratch);
         }
     }
 }
 
 impl Call<'_> {
     /// Units of a key.
-    fn depth(&self) -> usize {
-        self.shape.key_size.div_ceil(self.shape.dtype.per_unit())
+    pub(crate) fn depth(&self) -> usize {
+        self.shape.key_size.div_ceil(self.shape.per_unit())
     }
 
     /// Columns of values, whole vectors.
-    fn columns(&self) -> usize {
+    pub(crate) fn columns(&self) -> usize {
         self.shape.value_size.next_multiple_of(PANEL)
     }
 }
@@ -116,7 +121,7 @@ impl Part {
 impl Scratch {
     fn buffers(&mut self, call: &Call<'_>) -> Buffers {
         let (depth, columns) = (call.depth(), call.columns());
-        let per_unit = call.shape.dtype.per_unit();
+        let per_unit = call.shape.per_unit();
         let panels = if call.shape.has_panels() { 0 } else { CHUNK_PANELS };
         let lens = [
             TILE * depth,
@@ -137,7 +142,7 @@ impl Scratch {
 /// # Safety
 /// As [`Attend`]; the CPU has the instructions.
 #[inline(always)]
-unsafe fn attend<I: Vectors, E: Element>(
+unsafe fn attend<I: Vectors, C: Cached>(
     call: &Call<'_>,
     item: &Item,
     upcoming: Option<&Item>,
@@ -146,7 +151,7 @@ unsafe fn attend<I: Vectors, E: Element>(
     let buffers = scratch.buffers(call);
     // SAFETY: the caller's promise; buffers have the sizes that their fields name.
     unsafe {
-        load_queries::<E>(call, item, buffers.queries);
+        load_queries::<C>(call, item, buffers.queries);
         let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
             if call.options.sinks.is_some() {
                 start_total(call, item, buffers.total);
@@ -155,12 +160,12 @@ unsafe fn attend<I: Vectors, E: Element>(
                 // Where nothing is before the first chunk, its result is the total so far.
                 let is_total = chunk == item.chunks.start && call.options.sinks.is_none();
                 let part = if is_total { buffers.total } else { buffers.part };
-                attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, part);
+                attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part);
                 if !is_total {
                     merge::<I>(call, item, part, buffers.total);
                 }
             }
-            finish::<I, E>(call, item, buffers.total);
+            finish::<I, C>(call, item, buffers.total);
             return;
         };
         let (rows, columns) = (item.queries.len(), call.columns());
@@ -169,7 +174,7 @@ unsafe fn attend<I: Vectors, E: Element>(
             Part::at(call.partials.wrapping_add(offset), rows, columns)
         };
         for chunk in item.chunks.clone() {
-            attend_chunk::<I, E>(call, item, upcoming, chunk, &buffers, part_of(chunk));
+            attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part_of(chunk));
         }
         // The last one to finish sees what all others wrote.
         if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -177,26 +182,64 @@ unsafe fn attend<I: Vectors, E: Element>(
             for chunk in split.chunks.clone() {
                 merge::<I>(call, item, part_of(chunk), buffers.total);
             }
-            finish::<I, E>(call, item, buffers.total);
+            finish::<I, C>(call, item, buffers.total);
         }
     }
 }
 
 /// Copies the tile's queries, each to whole units.
 #[inline(always)]
-unsafe fn load_queries<E: Element>(call: &Call<'_>, item: &Item, queries: *mut u32) {
+unsafe fn load_queries<C: Cached>(call: &Call<'_>, item: &Item, queries: *mut u32) {
     let (group, depth, key_size) = (call.shape.group(), call.depth(), call.shape.key_size);
     let first_token = call.rows.queries(item.row).start;
+    let load = match (C::HAS_SCALES, call.shape.dtype) {
+        (false, _) => load_query::<C::Number>,
+        (true, DType::Float32) => load_query_as_float32::<f32>,
+        (true, DType::BFloat16) => load_query_as_float32::<BFloat16>,
+        (true, DType::Float16) => load_query_as_float32::<Float16>,
+    };
     for (row, query) in item.queries.clone().enumerate() {
-        let head = item.kv_head * group + query % group;
+        let (token, head) = (first_token + query / group, item.kv_head * group + query % group);
         // SAFETY: token and head exist; the buffer has `depth` units a row.
-        unsafe {
-            let from = head_of::<E>(&call.memory.query, first_token + query / group, head);
-            let to = queries.add(row * depth).cast::<E>();
-            to.copy_from_nonoverlapping(from, key_size);
-            for index in key_size..depth * E::PER_UNIT {
-                to.add(index).write(E::ZERO);
-            }
+        unsafe { load(&call.memory.query, (token, head), queries.add(row * depth), key_size) };
+    }
+}
+
+/// Copies a query to whole units.
+///
+/// # Safety
+/// Token and head exist; there is room for the units.
+unsafe fn load_query<E: Element>(
+    tokens: &Tokens,
+    (token, head): (usize, usize),
+    to: *mut u32,
+    key_size: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = to.cast::<E>();
+        to.copy_from_nonoverlapping(head_of::<E>(tokens, token, head), key_size);
+        for index in key_size..key_size.next_multiple_of(E::PER_UNIT) {
+            to.add(index).write(E::ZERO);
+        }
+    }
+}
+
+/// Converts a query to units of float32.
+///
+/// # Safety
+/// Token and head exist; there is room for the units.
+unsafe fn load_query_as_float32<E: Element>(
+    tokens: &Tokens,
+    (token, head): (usize, usize),
+    to: *mut u32,
+    key_size: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let from = head_of::<E>(tokens, token, head);
+        for index in 0..key_size {
+            to.add(index).write(from.add(index).read().to_f32().to_bits());
         }
     }
 }
@@ -271,7 +314,21 @@ unsafe fn shares<I: Vectors>(
 
 /// Writes the answers.
 #[inline(always)]
-unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Part) {
+unsafe fn finish<I: Vectors, C: Cached>(call: &Call<'_>, item: &Item, total: Part) {
+    // SAFETY: the promise of `attend`.
+    unsafe {
+        match (C::HAS_SCALES, call.shape.dtype) {
+            (false, _) => write_answers::<I, C::Number>(call, item, total),
+            (true, DType::Float32) => write_answers::<I, f32>(call, item, total),
+            (true, DType::BFloat16) => write_answers::<I, BFloat16>(call, item, total),
+            (true, DType::Float16) => write_answers::<I, Float16>(call, item, total),
+        }
+    }
+}
+
+/// Writes the answers as numbers of `E`.
+#[inline(always)]
+unsafe fn write_answers<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Part) {
     let Shape { num_heads, value_size, .. } = *call.shape;
     let group = call.shape.group();
     let first_token = call.rows.queries(item.row).start;
@@ -297,13 +354,6 @@ unsafe fn finish<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Pa
     }
 }
 
-/// The subrange of `range` that lies in a chunk, counted from the chunk's first key.
-fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
-    let start = chunk * CHUNK;
-    let clamp = |key: usize| key.clamp(start, start + CHUNK) - start;
-    clamp(range.start)..clamp(range.end)
-}
-
 /// From one position to another; positions are `i32` where they come from.
 fn distance(to: usize, from: usize) -> i32 {
     let int = |position: usize| i32::try_from(position).unwrap_or(i32::MAX);
@@ -312,7 +362,7 @@ fn distance(to: usize, from: usize) -> i32 {
 
 /// The result of one chunk of keys.
 #[inline(always)]
-unsafe fn attend_chunk<I: Vectors, E: Element>(
+unsafe fn attend_chunk<I: Vectors, C: Cached>(
     call: &Call<'_>,
     item: &Item,
     upcoming: Option<&Item>,
@@ -325,7 +375,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
     let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
     // SAFETY: the promise of `attend`.
     unsafe {
-        let panels = panels::<E>(call, item, chunk, &keys, buffers.panels);
+        let panels = panels::<C>(call, item, chunk, &keys, buffers.panels);
         let cap = Cap::new(call.options);
         let mut panel = used.start;
         while panel < used.end {
@@ -337,7 +387,7 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
                 result_stride: CHUNK,
                 adds: false,
             };
-            kernel::scores::<I, E>(
+            kernel::scores::<I, C::Number, C::Lane>(
                 rows,
                 num_rows,
                 &panels[panel..panel + count],
@@ -346,53 +396,37 @@ unsafe fn attend_chunk<I: Vectors, E: Element>(
             );
             panel += count;
         }
-        weigh::<I, E>(call, item, chunk, (&used, cap), buffers, part);
+        let scales = panels.map(|panel| panel.wrapping_add((depth + columns) * PANEL).cast());
+        if C::HAS_SCALES {
+            scale::<I>(buffers.scores, num_rows, &scales, &used);
+        }
+        weigh::<I, C::Number>(call, item, chunk, (&used, cap), buffers, part);
+        if C::HAS_SCALES {
+            let of_values = scales.map(|scales| scales.wrapping_add(PANEL));
+            scale::<I>(buffers.weights.cast(), num_rows, &of_values, &used);
+        }
 
         let value_panels = panels.map(|panel| panel.wrapping_add(depth * PANEL));
-        let ahead = panels_ahead::<E>(call, item, upcoming, chunk, &panels);
+        let ahead = panels_ahead::<C>(call, item, upcoming, chunk, &panels);
         let (segments, len) =
-            segments::<E>(&keys, (&value_panels, &ahead), columns, buffers.halves);
+            segments::<C::Number, C::Lane>(&keys, (&value_panels, &ahead), columns, buffers.halves);
         let mut first = 0;
         while first < columns {
             let count = tile_vectors::<I>((columns - first) / PANEL);
             let rows = kernel::Rows {
                 units: buffers.weights,
-                unit_stride: CHUNK / E::PER_UNIT,
+                unit_stride: CHUNK / C::Number::PER_UNIT,
                 result: part.values.add(first),
                 result_stride: columns,
                 adds: false,
             };
-            kernel::values::<I, E, u32>(rows, num_rows, &segments[..len], columns, first, count);
+            let segments = &segments[..len];
+            kernel::values::<I, C::Number, C::Lane>(
+                rows, num_rows, segments, columns, first, count,
+            );
             first += count * PANEL;
         }
     }
-}
-
-/// Panels to prefetch: the next chunk's panels in place of a chunk's own: those themselves where
-/// there is none, since the way to no address at all is the longest.
-#[inline(always)]
-unsafe fn panels_ahead<E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    upcoming: Option<&Item>,
-    chunk: usize,
-    panels: &[*const u32; CHUNK_PANELS],
-) -> [*const u32; CHUNK_PANELS] {
-    let next = if chunk + 1 < item.chunks.end {
-        Some((item, chunk + 1))
-    } else {
-        upcoming.map(|item| (item, item.chunks.start))
-    };
-    let Some((item, chunk)) = next.filter(|_| call.shape.has_panels()) else { return *panels };
-    let keys = within(&item.keys, chunk);
-    // SAFETY: panels of this shape are not made.
-    let mut ahead = unsafe { self::panels::<E>(call, item, chunk, &keys, std::ptr::null_mut()) };
-    for (ahead, &panel) in ahead.iter_mut().zip(panels) {
-        if ahead.is_null() {
-            *ahead = panel;
-        }
-    }
-    ahead
 }
 
 /// Makes weights of scores, each query's with its own mask.
@@ -432,98 +466,4 @@ unsafe fn weigh<I: Vectors, E: Element>(
             part.sums.add(row).write(sum);
         }
     }
-}
-
-/// The panels of a chunk that hold any of `keys`; made here if blocks are stored otherwise.
-#[inline(always)]
-unsafe fn panels<E: Element>(
-    call: &Call<'_>,
-    item: &Item,
-    chunk: usize,
-    keys: &Range<usize>,
-    made: *mut u32,
-) -> [*const u32; CHUNK_PANELS] {
-    let (shape, pool) = (call.shape, call.memory.pool.cast::<E>().cast_const());
-    let blocks = call.rows.blocks(item.row);
-    let mut panels = [std::ptr::null(); CHUNK_PANELS];
-    let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
-    if shape.has_panels() {
-        let first = chunk * CHUNK_PANELS;
-        let starts =
-            panel_starts(shape, blocks, item.kv_head, first + used.start..first + used.end);
-        for (panel, start) in panels[used].iter_mut().zip(starts) {
-            // SAFETY: the panel has a visible key, whose block is checked.
-            *panel = unsafe { pool.add(start) }.cast();
-        }
-        return panels;
-    }
-    let slot_of = |key: usize| {
-        let position = chunk * CHUNK + key;
-        let block = count(blocks[position / shape.block_size]);
-        block * shape.block_size + position % shape.block_size
-    };
-    for panel in used {
-        let (depth, columns) = (call.depth(), call.columns());
-        let len = PANEL * (depth + columns / E::PER_UNIT);
-        // SAFETY: the buffer has room for the chunk; each key is visible, its block is checked.
-        unsafe {
-            let start = made.add(panel * len);
-            start.write_bytes(0, len);
-            let values = start.add(depth * PANEL);
-            for key in keys.start.max(panel * PANEL)..keys.end.min((panel + 1) * PANEL) {
-                gather_token::<E>(
-                    shape,
-                    pool,
-                    (slot_of(key), item.kv_head),
-                    (start.cast(), values.cast()),
-                    (key % PANEL, columns),
-                );
-            }
-            panels[panel] = start;
-        }
-    }
-    panels
-}
-
-/// The rows of values of visible keys.  Of a pair with one visible token, the other may hold
-/// NaN, which no weight removes: such a row is copied without it.
-#[inline(always)]
-unsafe fn segments<E: Element>(
-    keys: &Range<usize>,
-    (panels, ahead): (&[*const u32; CHUNK_PANELS], &[*const u32; CHUNK_PANELS]),
-    columns: usize,
-    halves: *mut u32,
-) -> ([Segment<u32>; CHUNK_PANELS + 2], usize) {
-    let none = Segment { values: std::ptr::null(), weight: 0, len: 0, ahead: std::ptr::null() };
-    let mut segments = [none; CHUNK_PANELS + 2];
-    let mut count = 0;
-    let per_panel = PANEL / E::PER_UNIT;
-    let mut push = |values: *const u32, weight: usize, len: usize| {
-        segments[count] = Segment { values, weight, len, ahead: ahead[weight / per_panel] };
-        count += 1;
-    };
-    let row_of = |unit: usize| panels[unit / per_panel].wrapping_add(unit % per_panel * columns);
-    let half = |unit: usize, mask: u32, to: *mut u32| {
-        for column in 0..columns {
-            // SAFETY: the row has a visible token and `columns` units, as has the copy.
-            unsafe { to.add(column).write(row_of(unit).add(column).read() & mask) };
-        }
-    };
-    let whole = keys.start.div_ceil(E::PER_UNIT)..keys.end / E::PER_UNIT;
-    if whole.start * E::PER_UNIT > keys.start {
-        half(whole.start - 1, 0xffff_0000, halves);
-        push(halves, whole.start - 1, 1);
-    }
-    let mut unit = whole.start;
-    while unit < whole.end {
-        let end = whole.end.min((unit / per_panel + 1) * per_panel);
-        push(row_of(unit), unit, end - unit);
-        unit = end;
-    }
-    if whole.end * E::PER_UNIT < keys.end {
-        let last = halves.wrapping_add(columns);
-        half(whole.end, 0x0000_ffff, last);
-        push(last, whole.end, 1);
-    }
-    (segments, count)
 }

@@ -2,7 +2,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
-use pagedserve_cpu::attention::{Memory, Options, Place, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::attention::{
+    CacheDType, Memory, Options, Place, Rows, Shape, Tokens, paged_attention,
+};
 use pagedserve_cpu::{DType, Execution, InstructionSet, Result, Team};
 
 /// Threads that are started for each call.
@@ -26,6 +28,7 @@ pub type Row = (usize, usize);
 #[derive(Clone, Debug)]
 pub struct Case {
     pub dtype: DType,
+    pub cache_dtype: CacheDType,
     pub num_kv_heads: usize,
     pub group: usize,
     pub key_size: usize,
@@ -52,6 +55,7 @@ impl Case {
     pub fn plain(rows: &[Row]) -> Self {
         Self {
             dtype: DType::Float32,
+            cache_dtype: CacheDType::Auto,
             num_kv_heads: 2,
             group: 3,
             key_size: 32,
@@ -154,6 +158,12 @@ fn float16(number: f32) -> u16 {
     (exponent * 1024 + fraction) | (u16::from(number.is_sign_negative()) << 15)
 }
 
+/// The least number of 8 significant bits that is no less than a positive number.
+fn bfloat16_at_least(number: f32) -> f32 {
+    let unit = (number.log2().floor() - 7.0).exp2();
+    (number / unit).ceil() * unit
+}
+
 fn of_float16(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 0x3ff) / 1024.0);
     let magnitude = match exponent {
@@ -231,6 +241,7 @@ impl Step {
         let num_heads = case.num_kv_heads * case.group;
         let shape = Shape {
             dtype: case.dtype,
+            cache_dtype: case.cache_dtype,
             num_heads,
             num_kv_heads: case.num_kv_heads,
             key_size: case.key_size,
@@ -242,7 +253,11 @@ impl Step {
             query: Tensor::new(case, num_tokens, num_heads, case.key_size),
             key: Tensor::new(case, num_tokens, case.num_kv_heads, case.key_size),
             value: Tensor::new(case, num_tokens, case.num_kv_heads, case.value_size),
-            pool: Numbers::poisoned(case.dtype, num_blocks * shape.block_elements()),
+            // NaN in all dtypes, and as scales.
+            pool: Numbers {
+                dtype: case.dtype,
+                bytes: vec![0xff; num_blocks * shape.block_bytes()],
+            },
             output: Numbers::poisoned(case.dtype, num_tokens * num_heads * case.value_size),
             block_tables: vec![-7; case.rows.len() * width],
             query_start: vec![0],
@@ -336,12 +351,44 @@ impl Step {
                 let start = tensor.index(token, kv_head);
                 tensor.numbers.set(start + index, number);
             }
-            if let Some(place) = place {
+            if let Some(place) = place
+                && self.shape.cache_dtype == CacheDType::Auto
+            {
                 let at = if is_key { place.key(index) } else { place.value(index) };
                 self.pool.set(at, number);
             }
         }
-        numbers
+        match self.shape.cache_dtype {
+            CacheDType::Auto => numbers,
+            CacheDType::Int8 => self.fill_levels(&numbers, place),
+        }
+    }
+
+    /// Rounds a key and a value to what a pool of int8 has of them, and stores it at a place.
+    fn fill_levels(&mut self, numbers: &[f32], place: Option<Place>) -> Vec<f32> {
+        let mut rounded = Vec::new();
+        for (is_value, part) in [false, true]
+            .into_iter()
+            .zip(<[&[f32]; 2]>::from(numbers.split_at(self.shape.key_size)))
+        {
+            let peak = part.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
+            let scale = bfloat16_at_least(peak / 127.0);
+            for (index, number) in part.iter().enumerate() {
+                let level = (number * (1.0 / scale)).round_ties_even();
+                rounded.push(level * scale);
+                if let Some(place) = place {
+                    let at = if is_value { place.value(index) } else { place.key(index) };
+                    #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
+                    let byte = (level as i8).cast_unsigned();
+                    self.pool.bytes[at] = byte;
+                }
+            }
+            if let Some(place) = place {
+                let at = place.scales()[usize::from(is_value)];
+                self.pool.bytes[at..at + 2].copy_from_slice(&scale.to_le_bytes()[2..]);
+            }
+        }
+        rounded
     }
 
     pub fn memory(&mut self) -> Memory {
@@ -503,6 +550,9 @@ impl Step {
 
 /// All kinds of numbers.
 pub const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
+
+/// All kinds of pools.
+pub const CACHE_DTYPES: [CacheDType; 2] = [CacheDType::Auto, CacheDType::Int8];
 
 /// The instruction sets that this CPU has.
 pub fn available() -> impl Iterator<Item = InstructionSet> {

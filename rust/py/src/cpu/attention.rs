@@ -8,7 +8,7 @@ use pagedserve_cpu::attention::{self as kernel, Memory, Options, Rows, Shape, To
 use pyo3::prelude::*;
 
 use crate::arrays::readonly;
-use crate::cpu::{dtype_of, on_threads, size};
+use crate::cpu::{cache_dtype_of, dtype_of, on_threads, size};
 use crate::gateway::Work;
 
 /// View `[T, heads, size]` by address and strides of tokens and heads.
@@ -64,7 +64,8 @@ impl<'py> RowArrays<'py> {
 /// The results are those of ``write_cache`` and ``paged_attention`` of
 /// pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
 /// ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
-/// that only this function reads and writes.  Whole blocks may be copied between pools.
+/// or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only this
+/// function reads and writes.  Whole blocks may be copied between pools.
 ///
 /// R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 ///
@@ -101,6 +102,9 @@ impl<'py> RowArrays<'py> {
 ///         ``alibi``.
 ///     causal: Whether a query attends to no later key; if False, a window has two sides.
 ///     num_threads: Number of threads, the caller's included.
+///     cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8" has a
+///         bfloat16 scale for each token and KV head, and requires that ``block_size`` and
+///         ``value_size`` are multiples of 16.
 ///     instructions: Instruction set; None for the one in use.
 ///
 /// Raises:
@@ -111,7 +115,8 @@ impl<'py> RowArrays<'py> {
     *, dtype, query, query_strides, key, key_strides, value, value_strides, pool, output,
     num_heads, num_kv_heads, key_size, value_size, num_blocks, block_size, block_tables,
     query_start, seq_lens, slot_mapping, scale, window = None, softcap = None, sinks = None,
-    alibi = None, position_bias = None, causal = true, num_threads = 1, instructions = None
+    alibi = None, position_bias = None, causal = true, cache_dtype = "auto", num_threads = 1,
+    instructions = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
 pub(crate) fn paged_attention(
@@ -141,11 +146,13 @@ pub(crate) fn paged_attention(
     alibi: Option<&Bound<'_, PyAny>>,
     position_bias: Option<&Bound<'_, PyAny>>,
     causal: bool,
+    cache_dtype: &str,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<()> {
     let shape = Shape {
         dtype: dtype_of("dtype", dtype)?,
+        cache_dtype: cache_dtype_of("cache_dtype", cache_dtype)?,
         num_heads: size("num_heads", num_heads)?,
         num_kv_heads: size("num_kv_heads", num_kv_heads)?,
         key_size: size("key_size", key_size)?,

@@ -11,7 +11,7 @@ use crate::arrays::{numbers, readonly};
 use crate::cpu::attention::RowArrays;
 use crate::cpu::linear::PackedWeights;
 use crate::cpu::lora::{self, AdapterRows, Held};
-use crate::cpu::{choice, dtype_of, on_threads, size};
+use crate::cpu::{cache_dtype_of, choice, dtype_of, on_threads, size};
 use crate::error::{OrRaise, to_py};
 use crate::gateway::Work;
 
@@ -176,6 +176,7 @@ impl DecoderLayer {
     ///     seq_lens: Number of keys of each row, int32 ``[R]``.
     ///     slot_mapping: Slots of keys and values, int64 ``[T]``.
     ///     window: A query attends only to keys with position > query position - window.
+    ///     cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
     ///     adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
     ///     part: None computes the layer; "attention" and "mlp" write the output of that module
     ///         before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
@@ -188,8 +189,8 @@ impl DecoderLayer {
     ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
     #[pyo3(signature = (
         hidden, cosines, sines, rotary_size, pool, num_blocks, block_size, block_tables,
-        query_start, seq_lens, slot_mapping, window = None, adapters = None, part = None, sums = 0,
-        num_threads = 1, instructions = None
+        query_start, seq_lens, slot_mapping, window = None, cache_dtype = "auto", adapters = None,
+        part = None, sums = 0, num_threads = 1, instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -208,6 +209,7 @@ impl DecoderLayer {
         seq_lens: &Bound<'_, PyAny>,
         slot_mapping: &Bound<'_, PyAny>,
         window: Option<i64>,
+        cache_dtype: &str,
         adapters: Option<lora::RowArrays<'_>>,
         part: Option<&str>,
         sums: usize,
@@ -220,6 +222,7 @@ impl DecoderLayer {
             sines: std::ptr::with_exposed_provenance(sines),
             rotary_size: size("rotary_size", rotary_size)?,
             pool: std::ptr::with_exposed_provenance_mut(pool),
+            cache_dtype: cache_dtype_of("cache_dtype", cache_dtype)?,
             num_blocks: size("num_blocks", num_blocks)?,
             block_size: size("block_size", block_size)?,
         };

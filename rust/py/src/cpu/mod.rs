@@ -23,6 +23,7 @@ use pagedserve_core::error::Error;
 use pagedserve_cpu::Sequential as Threads;
 #[cfg(target_os = "linux")]
 use pagedserve_cpu::Threads;
+use pagedserve_cpu::attention::CacheDType;
 use pagedserve_cpu::{DType, Execution, InstructionSet};
 use pyo3::prelude::*;
 
@@ -81,6 +82,11 @@ pub(crate) fn choice<T: Copy>(name: &str, given: &str, choices: &[(&str, T)]) ->
 /// Looks a number type up by its name.
 pub(crate) fn dtype_of(name: &str, given: &str) -> PyResult<DType> {
     choice(name, given, &DTYPES)
+}
+
+/// Looks a storage type of keys and values up by its name.
+pub(crate) fn cache_dtype_of(name: &str, given: &str) -> PyResult<CacheDType> {
+    choice(name, given, &[("auto", CacheDType::Auto), ("int8", CacheDType::Int8)])
 }
 
 /// Converts a size, stride or count.
