@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
-use pagedserve_cpu::attention::{Memory, Options, Rows, Shape, Tokens, paged_attention};
+use pagedserve_cpu::attention::{
+    CacheDType, Memory, Options, Rows, Shape, Tokens, paged_attention,
+};
 use pagedserve_cpu::{DType, Execution, InstructionSet, Team};
 
 type Work<'a> = &'a (dyn Fn() + Sync);
@@ -132,14 +134,14 @@ struct Line {
     _words: [u32; 16],
 }
 
-/// Memory of `len` elements, all of value one.
-fn ones(dtype: DType, len: usize) -> Vec<Line> {
+/// Memory of so many bytes, all elements of value one.
+fn ones(dtype: DType, num_bytes: usize) -> Vec<Line> {
     let word = match dtype {
         DType::Float32 => 1.0_f32.to_bits(),
         DType::BFloat16 => 0x3f80_3f80,
         DType::Float16 => 0x3c00_3c00,
     };
-    vec![Line { _words: [word; 16] }; (len * dtype.size()).div_ceil(64)]
+    vec![Line { _words: [word; 16] }; num_bytes.div_ceil(64)]
 }
 
 impl Step {
@@ -147,16 +149,16 @@ impl Step {
     fn new(shape: Shape, num_rows: usize, context: usize, queries: usize) -> Self {
         let width = context.div_ceil(shape.block_size);
         // Enough rows that a pass over the pool finds nothing in a cache, whatever the step.
-        let row_bytes = width * shape.block_elements() * shape.dtype.size();
+        let row_bytes = width * shape.block_bytes();
         let num_places = num_rows.max((192 << 20) / row_bytes);
         let num_blocks = num_places * width;
         let shape = Shape { num_blocks, ..shape };
         let num_tokens = num_rows * queries;
         let stride = shape.num_heads * shape.key_size;
         let mut step = Self {
-            pool: ones(shape.dtype, num_blocks * shape.block_elements()),
-            tokens: ones(shape.dtype, num_tokens * stride),
-            output: ones(shape.dtype, num_tokens * stride),
+            pool: ones(shape.dtype, num_blocks * shape.block_bytes()),
+            tokens: ones(shape.dtype, num_tokens * stride * shape.dtype.size()),
+            output: ones(shape.dtype, num_tokens * stride * shape.dtype.size()),
             block_tables: vec![0; num_rows * width],
             query_start: (0..=num_rows).map(|row| int(row * queries)).collect(),
             seq_lens: vec![int(context); num_rows],
@@ -221,11 +223,17 @@ impl Step {
 fn shapes() -> Vec<(String, Shape)> {
     let mut shapes = Vec::new();
     for (num_heads, num_kv_heads, size) in [(9, 3, 64), (32, 8, 128)] {
-        for (name, dtype) in [("f32", DType::Float32), ("bf16", DType::BFloat16)] {
+        for (name, dtype, cache_dtype) in [
+            ("f32", DType::Float32, CacheDType::Auto),
+            ("bf16", DType::BFloat16, CacheDType::Auto),
+            ("f32 int8", DType::Float32, CacheDType::Int8),
+            ("bf16 int8", DType::BFloat16, CacheDType::Int8),
+        ] {
             shapes.push((
                 format!("{num_heads}x{num_kv_heads}x{size} {name}"),
                 Shape {
                     dtype,
+                    cache_dtype,
                     num_heads,
                     num_kv_heads,
                     key_size: size,
@@ -400,7 +408,7 @@ fn main() {
         for context in [128, 512, 2048, 4096, 8192] {
             for num_rows in [1, 16] {
                 let name = format!("decode {shape_name} {num_rows}x{context}");
-                let bytes = num_rows * context / 16 * shape.block_elements() * shape.dtype.size();
+                let bytes = num_rows * context / 16 * shape.block_bytes();
                 if !is_chosen(&name) || bytes > 1 << 30 {
                     continue;
                 }

@@ -54,13 +54,19 @@ impl Kernel for Attend<'_> {
         let Self { call, item, upcoming, scratch } = self;
         // SAFETY: the caller's promise.
         unsafe {
-            let attend = match (call.shape.cache_dtype, call.shape.dtype) {
-                (CacheDType::Int8, _) => attend::<I, Levels>,
-                (CacheDType::Auto, DType::Float32) => attend::<I, Numbers<f32>>,
-                (CacheDType::Auto, DType::BFloat16) => attend::<I, Numbers<BFloat16>>,
-                (CacheDType::Auto, DType::Float16) => attend::<I, Numbers<Float16>>,
-            };
-            attend(call, item, upcoming, scratch);
+            // Calls by name, since a function behind a pointer would not have the instructions.
+            match (call.shape.cache_dtype, call.shape.dtype) {
+                (CacheDType::Int8, _) => attend::<I, Levels>(call, item, upcoming, scratch),
+                (CacheDType::Auto, DType::Float32) => {
+                    attend::<I, Numbers<f32>>(call, item, upcoming, scratch);
+                }
+                (CacheDType::Auto, DType::BFloat16) => {
+                    attend::<I, Numbers<BFloat16>>(call, item, upcoming, scratch);
+                }
+                (CacheDType::Auto, DType::Float16) => {
+                    attend::<I, Numbers<Float16>>(call, item, upcoming, scratch);
+                }
+            }
         }
     }
 }
