@@ -25,7 +25,7 @@ from tests.support.decoders import VOCAB_SIZE, save_decoder
 from tests.support.native import logits_of
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB_SIZE, 80, np.int32)
-SIXTEEN = {"head_dim": 16}
+SIXTEEN: dict[str, Any] = {"head_dim": 16}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 

@@ -225,6 +225,7 @@ class DecoderLayer:
         adapters: _AdapterRows | None = None,  # of the tokens
         part: Literal["attention", "mlp"] | None = None,
         sums: int = 0,  # address of [T, F], written where there is a part
+        cache_dtype: Literal["auto", "int8"] = "auto",
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None:
@@ -243,12 +244,12 @@ class DecoderLayer:
             seq_lens: Number of keys of each row, int32 ``[R]``.
             slot_mapping: Slots of keys and values, int64 ``[T]``.
             window: A query attends only to keys with position > query position - window.
-            cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
             adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
             part: None computes the layer; "attention" and "mlp" write the output of that module
                 before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
                 a partial sum over this rank's heads or inner features.
             sums: Address of ``[T, F]``, contiguous; used with ``part``.
+            cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
             num_threads: Number of threads, the caller's included.
             instructions: Instruction set; None for the one in use.
 
@@ -576,6 +577,7 @@ def paged_attention(
     alibi: NDArray[np.float32] | None = None,  # [H]
     position_bias: NDArray[np.float32] | None = None,  # [H * N]
     causal: bool = True,
+    cache_dtype: Literal["auto", "int8"] = "auto",
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None:

@@ -165,8 +165,8 @@ class NativeModel:
                 step.seq_lens,
                 blocks.slot_mapping,
                 config.window,
-                pool.cache_dtype,
                 adapters=None if adapters is None else adapters.arrays,
+                cache_dtype=pool.cache_dtype,
                 num_threads=self.num_threads,
             )
         states = self._normalized(hidden[index])

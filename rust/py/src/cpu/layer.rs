@@ -176,12 +176,12 @@ impl DecoderLayer {
     ///     seq_lens: Number of keys of each row, int32 ``[R]``.
     ///     slot_mapping: Slots of keys and values, int64 ``[T]``.
     ///     window: A query attends only to keys with position > query position - window.
-    ///     cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
     ///     adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
     ///     part: None computes the layer; "attention" and "mlp" write the output of that module
     ///         before its norm to ``sums`` and leave ``hidden`` unchanged, for tensor parallelism:
     ///         a partial sum over this rank's heads or inner features.
     ///     sums: Address of ``[T, F]``, contiguous; used with ``part``.
+    ///     cache_dtype: Storage type of keys and values in the pool, as of `paged_attention`.
     ///     num_threads: Number of threads, the caller's included.
     ///     instructions: Instruction set; None for the one in use.
     ///
@@ -189,8 +189,8 @@ impl DecoderLayer {
     ///     ``StepError``: Arguments that do not fit each other; nothing was read or written.
     #[pyo3(signature = (
         hidden, cosines, sines, rotary_size, pool, num_blocks, block_size, block_tables,
-        query_start, seq_lens, slot_mapping, window = None, cache_dtype = "auto", adapters = None,
-        part = None, sums = 0, num_threads = 1, instructions = None
+        query_start, seq_lens, slot_mapping, window = None, adapters = None, part = None, sums = 0,
+        cache_dtype = "auto", num_threads = 1, instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -209,10 +209,10 @@ impl DecoderLayer {
         seq_lens: &Bound<'_, PyAny>,
         slot_mapping: &Bound<'_, PyAny>,
         window: Option<i64>,
-        cache_dtype: &str,
         adapters: Option<lora::RowArrays<'_>>,
         part: Option<&str>,
         sums: usize,
+        cache_dtype: &str,
         num_threads: i64,
         instructions: Option<&str>,
     ) -> PyResult<()> {
