@@ -62,14 +62,15 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("output", "outputs", "pooling", "pooling_params", "sampling", "sampling_params"),
     },
     "metrics": {"engine"},
+    "decisions": {"inputs", "outputs"},
     "llm": {
-        *("config", "engine", "inputs", "lora", "metrics", "output", "outputs"),
+        *("config", "decisions", "engine", "inputs", "lora", "metrics", "output", "outputs"),
         *("pooling", "pooling_params", "sampling_params"),
     },
     "utils": {"config"},  # a name of vLLM's
     "server": {
-        *("config", "engine", "host_ops", "inputs", "lora", "output", "outputs", "pooling"),
-        *("pooling_params", "sampling_params"),
+        *("config", "decisions", "engine", "host_ops", "inputs", "lora", "output", "outputs"),
+        *("pooling", "pooling_params", "sampling_params"),
     },
     "batch_files": {"config", "engine", "models", "sampling_params", "server"},
     "deploy": {
