@@ -56,7 +56,7 @@ class ParsedBranch:
 
 
 def check_read_params(params: SamplingParams, name: str) -> None:
-    """Refuse sampling parameters that a prompt with branches does not obey.
+    """Refuse sampling parameters other than those of a prompt with branches.
 
     Args:
         params: Sampling parameters of the request.
