@@ -20,7 +20,7 @@ def test_a_choice_has_a_letter_for_each_option() -> None:
         "A) refund: money back",
         "B) other",
         "C) 3: 4",
-        "Reply with the letter of the best option and nothing else.",
+        "Reply with one letter.",
     ]
 
 
@@ -31,7 +31,7 @@ def test_a_noul_is_yes_or_no() -> None:
             "described": {"type": "noul", "criteria": {"true": "after nine"}},
         }
     )
-    request = "Reply with yes or no and nothing else."
+    request = "Reply with yes or no."
     assert [question.labels for question in questions] == [("yes", "no")] * 2
     assert [question.text.splitlines() for question in questions] == [
         ["Is it late?", request],

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagedserve import LLM, EngineArgs, LLMEngine
+from pagedserve import LLM, Calibration, EngineArgs, LLMEngine
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
 
@@ -76,6 +76,18 @@ def test_answers_do_not_depend_on_requests_beside_them(served: Served) -> None:
     with ThreadPoolExecutor(8) as pool:
         for answers in pool.map(ask, range(16)):
             assert answers == {name: expected[name] for name in answers}
+
+
+def test_a_calibration_divides_by_its_temperatures(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = decide(served).json()["answers"]
+    calibration = Calibration({"choice": 1.0, "noul": 2.0, "score": 1.0})
+    monkeypatch.setattr(served.context, "calibration", calibration)
+    answers = decide(served).json()["answers"]
+    assert (answers["route"], answers["mood"]) == (before["route"], before["mood"])
+    odds = [found["urgent"]["noul"] / (1 - found["urgent"]["noul"]) for found in (before, answers)]
+    assert odds[1] == pytest.approx(odds[0] ** 0.5)
 
 
 def test_any_json_is_a_state(served: Served) -> None:

@@ -195,16 +195,14 @@ _KINDS: Final[Mapping[QuestionType, _Kind]] = {
         tuple(string.ascii_uppercase),
         _choice_options,
         _show_named,
-        "Reply with the letter of the best option and nothing else.",
+        "Reply with one letter.",
     ),
-    "noul": _Kind(
-        ("yes", "no"), _noul_options, _show_label, "Reply with yes or no and nothing else."
-    ),
+    "noul": _Kind(("yes", "no"), _noul_options, _show_label, "Reply with yes or no."),
     "score": _Kind(
         tuple(string.digits),
         _score_options,
         _show_named,
-        "Reply with the digit of the best level and nothing else.",
+        "Reply with one digit.",
     ),
 }
 _MIN_LEVELS: Final = 2

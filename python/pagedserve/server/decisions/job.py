@@ -63,8 +63,8 @@ class DecisionJob(TokenJob):
         prompt = self.prompt
         if prompt is None or any(each.label_logprobs is None for each in output.outputs):
             raise ServerError(503, "the request was aborted before it was answered")
-        num_tokens = num_prompt_tokens(prompt)
-        decision = make_decision(self.questions, reads_of(output, prompt), num_tokens, None)
+        num_tokens, calibration = num_prompt_tokens(prompt), self.context.calibration
+        decision = make_decision(self.questions, reads_of(output, prompt), num_tokens, calibration)
         response = DecisionResponse(
             id=self.answer_id,
             created=self.created,
