@@ -15,6 +15,8 @@ from pagedserve.inputs import Branch, BranchedPrompt
 from pagedserve.inputs.chat import chat_prompt
 from pagedserve.tokenizer import Tokenizer
 
+# Start of every question's turn.  It is before the state, where all questions share it.
+_RULE: Final = "Reply with a label only: the letter or digit of an option, or yes or no."
 # The last tokens of a prompt that decide what tokens the text after it has.
 _TAIL_TOKENS: Final = 16
 # Ends of prompts whose labels are kept.
@@ -61,7 +63,7 @@ class Asked:
 
     def conversation(self, question: ParsedQuestion) -> list[dict[str, str]]:
         """The conversation that ends with a question."""
-        content = f"{self.state_text}\n\n{question.text}"
+        content = f"{_RULE}\n\n{self.state_text}\n\n{question.text}"
         system = {"role": "system", "content": self.instructions or ""}
         return [system] * bool(self.instructions) + [{"role": "user", "content": content}]
 

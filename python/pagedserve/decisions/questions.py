@@ -74,7 +74,7 @@ class ParsedQuestion:
             kind.show(label, option)
             for label, option in zip(self.labels, self.options, strict=True)
         )
-        lines = [self.instructions, *shown, kind.request]
+        lines = [self.instructions, *shown]
         return "\n".join(line for line in lines if line)
 
 
@@ -181,29 +181,17 @@ class _Kind:
         labels: Labels of the options, in their order.
         options: Parses the criteria of a question, whose name is the first argument.
         show: Line of an option, for the model.
-        request: Line that asks for a label.
     """
 
     labels: tuple[str, ...]
     options: Callable[[str, object], list[Option]]
     show: Callable[[str, Option], str]
-    request: str
 
 
 _KINDS: Final[Mapping[QuestionType, _Kind]] = {
-    "choice": _Kind(
-        tuple(string.ascii_uppercase),
-        _choice_options,
-        _show_named,
-        "Reply with one letter.",
-    ),
-    "noul": _Kind(("yes", "no"), _noul_options, _show_label, "Reply with yes or no."),
-    "score": _Kind(
-        tuple(string.digits),
-        _score_options,
-        _show_named,
-        "Reply with one digit.",
-    ),
+    "choice": _Kind(tuple(string.ascii_uppercase), _choice_options, _show_named),
+    "noul": _Kind(("yes", "no"), _noul_options, _show_label),
+    "score": _Kind(tuple(string.digits), _score_options, _show_named),
 }
 _MIN_LEVELS: Final = 2
 _FIELDS: Final = ", ".join(Question.__annotations__)
