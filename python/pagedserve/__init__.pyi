@@ -3,6 +3,15 @@
 from pagedserve._core import __version__
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_options import EngineOptions
+from pagedserve.decisions.answers import (
+    ChoiceAnswer,
+    Decision,
+    Diagnostics,
+    NoulAnswer,
+    ScoreAnswer,
+)
+from pagedserve.decisions.calibration import Calibration
+from pagedserve.decisions.questions import Question
 from pagedserve.engine.arg_utils import AsyncEngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import EngineClient
@@ -75,11 +84,15 @@ __all__ = [
     "CacheChoices",
     "CacheConfig",
     "CachedBlockAllocator",
+    "Calibration",
+    "ChoiceAnswer",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "ConcurrentCallError",
     "ConfigError",
+    "Decision",
+    "Diagnostics",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
@@ -98,11 +111,13 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "ModelLoadError",
+    "NoulAnswer",
     "PagedServeError",
     "PoolingParams",
     "PoolingRequestOutput",
     "Prefix",
     "Prompt",
+    "Question",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
@@ -113,6 +128,7 @@ __all__ = [
     "SchedulerChoices",
     "SchedulerConfig",
     "SchedulerOutputs",
+    "ScoreAnswer",
     "ScoringOutput",
     "ScoringRequestOutput",
     "SequenceGroupMetadata",

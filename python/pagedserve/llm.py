@@ -10,6 +10,11 @@ import pagedserve.output.pooling as vectors
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_args import takes_engine_options
 from pagedserve.config.engine_options import EngineOptions
+from pagedserve.decisions.answers import Decision, make_decision
+from pagedserve.decisions.calibration import Calibration
+from pagedserve.decisions.prompts import Asked, DecisionPrompts, num_prompt_tokens
+from pagedserve.decisions.questions import Question, parse_questions
+from pagedserve.decisions.reads import reads_of
 from pagedserve.engine.batches import Batches, PoolingOptions, UseTqdm
 from pagedserve.engine.calls import Calls, in_turn
 from pagedserve.engine.defaults import default_sampling_params
@@ -20,8 +25,15 @@ from pagedserve.engine.metric_families import engine_labels
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.errors import EngineDeadError
 from pagedserve.inputs import TextPrompt
+from pagedserve.inputs.branches import READ_PARAMS
 from pagedserve.inputs.chat import Conversation, chat_prompt, conversations_of, read_chat_template
-from pagedserve.inputs.prompts import Prompts, match_params, match_priorities, parse_prompts
+from pagedserve.inputs.prompts import (
+    Prompts,
+    match_params,
+    match_priorities,
+    parse_prompt,
+    parse_prompts,
+)
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (
@@ -68,6 +80,7 @@ class LLM(ModelOwner):
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
         self.calls, self._num_calls = Calls(self.llm_engine.guard), 0
+        self._decisions = DecisionPrompts(self.llm_engine.input_processor.tokenizer)
         labels = engine_labels(model)
         self._batches = Batches(self.llm_engine, RequestCounts(labels))
         self._metrics = EngineMetrics(labels)
@@ -273,6 +286,59 @@ class LLM(ModelOwner):
             BeamSearchOutput.of(output, lambda ids: str(tokenizer.decode(ids)))
             for output in outputs
         ]
+
+    @in_turn
+    def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Question],
+        *,
+        instructions: str | None = None,
+        calibration: Calibration | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Decision:
+        """Answer typed questions about a state, with probabilities.
+
+        The state is computed once, and all questions are read in one step.  The probabilities of a
+        question are those that it has alone, to the last bit.
+
+        Args:
+            state: What the questions are about: a text, or a JSON value.
+            questions: Questions by id, each with "type", "instructions" and "criteria".
+            instructions: System message before the state.
+            calibration: Temperature of each type of questions; None is 1 for all.
+            chat_template: As in ``chat``.
+            chat_template_kwargs: As in ``chat``; ``enable_thinking`` is False.
+            lora_request: Adapter to use.
+
+        Returns:
+            The answers and their diagnostics, by the ids of the questions.
+
+        Raises:
+            RequestError: A question is not accepted, or a label is not one token of the model.
+            ConfigError: The template file cannot be read.
+        """
+        asked = Asked(
+            state=state,
+            questions=parse_questions(questions),
+            instructions=instructions,
+            chat_template=read_chat_template(chat_template),
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompt, call = self._decisions.make(asked), self._num_calls
+        self._num_calls += 1
+        request = self.llm_engine.input_processor.process(
+            f"decide-{call}",
+            parse_prompt(prompt, "the decision"),
+            READ_PARAMS,
+            lora_request=lora_request,
+            adapter=None if lora_request is None else self.llm_engine.adapters.load(lora_request),
+        )
+        (output,) = self._batches.run([request], use_tqdm=False)
+        num_tokens = num_prompt_tokens(prompt)
+        return make_decision(asked.questions, reads_of(output, prompt), num_tokens, calibration)
 
     @in_turn
     def encode(

@@ -56,6 +56,8 @@ class CompletionOutput:
         stop_reason: Id of the stop token, or the stop string; None for the end-of-sequence token; a
             message where ``finish_reason`` is "ignored" or "error".
         lora_request: Adapter that generated it.
+        label_logprobs: Log-probabilities of the labels of its branch, as the next token; None for a
+            prompt without branches.
     """
 
     index: int
@@ -66,6 +68,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
+    label_logprobs: list[float] | None = None
 
     def finished(self) -> bool:
         """Whether the completion has ended."""

@@ -85,6 +85,24 @@ def test_what_a_request_is_called_is_in_the_log(request_id: str, tmp_path: Path)
     assert replay_log(log) == (1, None, False)
 
 
+def test_branches_are_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    configs = (
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32),
+        CacheConfig(block_size=4, num_gpu_blocks=8),
+    )
+    scheduler = Scheduler(*configs, log=log)
+    branches = [np.array(branch, np.int32) for branch in ([2, 3], [4])]
+    prompt = np.ones(9, np.int32)
+    scheduler.add_seq_group(prompt, arrival_time=0.0, max_num_running_seqs=2, branches=branches)
+    scheduler.schedule(0.0)
+    scheduler.flush_log()
+    line = lines_of(log)[1]
+    assert line["events"][0][1]["branches"] == [[2, 3], [4]]
+    assert line["scheduled"][0][1:] == [11 + 2, True, 2]
+    assert replay_log(log) == (1, None, False)
+
+
 def test_a_directory_of_logs_is_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

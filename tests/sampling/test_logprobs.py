@@ -163,3 +163,21 @@ def test_a_row_that_fails_spares_its_neighbours_logprobs_and_candidates() -> Non
     assert sampled.candidates is not None
     assert np.isfinite(sampled.logprobs.top_logprobs[0]).all()
     assert np.isfinite(sampled.candidates.logprobs[2]).all()
+
+
+def test_labels_get_their_log_probabilities_whatever_is_sampled() -> None:
+    logits = random_logits(4)
+    rows = [
+        RowSampling(temperature=0.0, label_token_ids=(5, 3, 39)),
+        RowSampling(temperature=0.0),
+        RowSampling(temperature=0.0, label_token_ids=(7,)),
+        RowSampling(temperature=0.0, label_token_ids=(1, 2)),
+    ]
+    logits[3, 4] = np.nan
+    sampled = Sampler().sample(logits, rows)
+    assert sampled.labels.keys() == {0, 2}
+    assert sampled.errors.keys() == {3}
+    for row, found in sampled.labels.items():
+        exact = logits[row].astype(np.float64)
+        expected = exact - np.log(np.exp(exact).sum())
+        np.testing.assert_allclose(found, expected[[*rows[row].label_token_ids]], atol=1e-5)

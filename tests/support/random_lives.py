@@ -176,6 +176,11 @@ class RandomEngine:
         token_ids = np.arange(length, dtype=np.int32) + rng.randrange(3)
         asked = rng.choice([1, 1, 1, 2, 4])
         salt = rng.choice([0, 0, 0, 2**64 - 1])
+        num_branches = rng.choice([0, 0, rng.randint(1, asked)])
+        branches = [
+            np.array(rng.choices(range(3), k=rng.randrange(4)), dtype=np.int32)
+            for _ in range(num_branches)
+        ]
         group, _ = self.scheduler.add_seq_group(
             token_ids,
             arrival_time=self.now - rng.random() / 20,
@@ -184,8 +189,9 @@ class RandomEngine:
             adapter=rng.randrange(4) if self.config.max_loras else 0,
             salt=salt,
             num_encoder_tokens=rng.choice([0, 9]) if salt and self.has_encoders else 0,
+            branches=branches,
         )
-        self.asked[group], self.made[group] = asked, 1
+        self.asked[group], self.made[group] = asked, len(branches) or 1
 
     def maybe_abort(self) -> None:
         if self.asked and self.rng.random() < 0.1:

@@ -685,6 +685,7 @@ class Scheduler:
         salt: int = 0,
         num_encoder_tokens: int = 0,
         can_regrow: bool = False,
+        branches: Sequence[NDArray[np.int32]] = (),
         request_id: str = "",
     ) -> tuple[int, int]:
         """Queue a request.
@@ -702,10 +703,14 @@ class Scheduler:
                 decoder-only model.
             can_regrow: Whether forks may replace ended sequences, as in beam search; the group then
                 keeps its whole budget of sequences.
+            branches: Token ids that continue the prompt, int32 ``[B]`` each, one array for each
+                sequence that the group starts with; empty for one sequence of the prompt alone.
+                The sequences share the full blocks of what they have in common, which is computed
+                once, and are sampled in one step.
             request_id: Name of the request in the decision log; no effect on decisions.
 
         Returns:
-            Handles of the group and of its first sequence.
+            Handles of the group and of its first sequence; `seqs_of` returns the others.
 
         Raises:
             ``RequestError``: An empty prompt, a negative token, an arrival time that is no time,

@@ -14,7 +14,8 @@ from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 
 # In the order of help.
 _COMMANDS: Final = (
-    *("generate", "serve", "run-batch", "quantize", "deploy", "chat", "complete", "bench"),
+    *("generate", "serve", "run-batch", "quantize", "deploy", "chat", "complete", "decide"),
+    "bench",
 )
 
 _BAD_INPUT = 2
@@ -98,6 +99,8 @@ def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
             from pagedserve.cli.chat import add_chat_parser as add
         case "complete":
             from pagedserve.cli.complete import add_complete_parser as add
+        case "decide":
+            from pagedserve.cli.decide import add_decide_parser as add
         case _:
             from pagedserve.bench.command import add_bench_parser as add
     add(commands)

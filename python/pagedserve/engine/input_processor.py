@@ -22,9 +22,10 @@ from pagedserve.engine.thinking import ThinkingBudget, ThinkingTags
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
+from pagedserve.inputs.branches import check_read_params
 from pagedserve.inputs.encoder_prompts import split_prompt
 from pagedserve.inputs.prompt_images import ImagePlacer, PromptImages
-from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, tokenize_prompt
+from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_range, tokenize_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
@@ -158,6 +159,8 @@ class InputProcessor:
                 request_id, prompt, params, metrics=metrics, priority=priority, name=name
             )
         self._check_generates(prompt, name)
+        if prompt.branches:
+            self._check_branches(prompt, params, name)
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
         tokenized, images = self._tokenized(prompt, params, lora_request, name)
@@ -212,6 +215,7 @@ class InputProcessor:
             adapter=adapter,
             images=images,
             encoder=encoder,
+            branches=prompt.branches,
         )
         if len(output_token_ids):
             continue_behind(
@@ -242,7 +246,9 @@ class InputProcessor:
         token_ids = tokenized.token_ids
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
-        refusal = self.scheduler.prompt_refusal(len(token_ids) - self._is_scored(token_ids, params))
+        num_tokens = len(token_ids) - self._is_scored(token_ids, params)
+        num_tokens += max((len(branch.token_ids) for branch in prompt.branches), default=0)
+        refusal = self.scheduler.prompt_refusal(num_tokens)
         if refusal is not None:
             raise RequestError(f"{name} {refusal}")
         return replace(tokenized, token_ids=token_ids), images
@@ -261,6 +267,28 @@ class InputProcessor:
             )
         if prompt.text_pair is not None:
             raise RequestError(f"{name} has text_pair, which is for models that compare two texts")
+
+    def _check_branches(self, prompt: ParsedPrompt, params: SamplingParams, name: str) -> None:
+        """Refuse branches that cannot be read, and other parameters than theirs.
+
+        Raises:
+            RequestError: As ``check_read_params``; tokens outside the vocabulary, a branch without
+                labels, or more branches than sequences that run together.
+        """
+        check_read_params(params, name)
+        if self.model.encoder_decoder is not None:
+            raise RequestError(f"{name} has branches, which models with an encoder do not take")
+        if len(prompt.branches) > self.max_num_seqs:
+            raise RequestError(
+                f"{name} has {len(prompt.branches)} branches; max_num_seqs is "
+                f"{self.max_num_seqs}, and the branches of a prompt run together"
+            )
+        for index, branch in enumerate(prompt.branches):
+            place, size = f"branch {index} of {name}", self.model.vocab_size
+            check_range(branch.token_ids, place, size)
+            check_range(branch.label_token_ids, f"the labels of {place}", size)
+            if not branch.label_token_ids:
+                raise RequestError(f"{place} has no labels; it must have at least one")
 
     def _check_images(
         self, params: SamplingParams, lora_request: LoRARequest | None, name: str

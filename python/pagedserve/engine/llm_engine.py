@@ -293,21 +293,24 @@ class LLMEngine(ModelOwner):
         self._requests.check_new(request.request_id)
         known = request.prompt_token_ids + request.sequences[0].token_ids
         token_ids = np.array(known, dtype=np.int32)
+        branches = [np.array(branch.token_ids, dtype=np.int32) for branch in request.branches]
         request.start_seconds = self.stats.scheduler_seconds
         with sigint_deferred():
-            group, handle = self._scheduler.add_seq_group(
+            group, first = self._scheduler.add_seq_group(
                 token_ids,
                 arrival_time=time.monotonic(),
-                max_num_running_seqs=request.params.max_num_running_seqs,
+                max_num_running_seqs=request.max_num_running_seqs,
                 can_regrow=request.search is not None,
                 priority=request.priority,
                 adapter=0 if request.adapter is None else request.adapter.ordinal,
                 salt=request.salt,
                 num_encoder_tokens=0 if request.encoder is None else request.encoder.num_states,
+                branches=branches,
                 request_id=request.request_id,
             )
-            self._requests.add(request, group, handle)
-            self.stats.num_prompt_tokens += len(token_ids)
+            handles = self._scheduler.seqs_of(group).tolist() if branches else [first]
+            self._requests.add(request, group, handles)
+            self.stats.num_prompt_tokens += len(token_ids) + sum(map(len, branches))
 
     @exclusive
     def abort_request(self, request_id: str | Iterable[str]) -> list[RequestOutput]:

@@ -162,6 +162,7 @@ def _completion(
         finish_reason=finish and finish.reason,
         stop_reason=finish and finish.stop_reason,
         lora_request=request.lora_request,
+        label_logprobs=sequence.label_logprobs,
     )
 
 

@@ -15,6 +15,7 @@ from pagedserve.drafts.proposer import DraftedText
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter
+from pagedserve.inputs.branches import ParsedBranch
 from pagedserve.inputs.encoder_prompts import EncoderInput
 from pagedserve.inputs.prompt_images import PromptImages
 from pagedserve.lora.request import LoRARequest
@@ -48,6 +49,7 @@ class Sequence:
         num_sent_chars: Characters at the start of ``text`` sent in deltas.
         is_end_sent: Whether a delta has reported its end.
         drafted: Acceptance statistics of its draft tokens, once it had any.
+        label_logprobs: Log-probabilities of the labels of its branch, once it has been read.
     """
 
     request: "Request"
@@ -65,6 +67,7 @@ class Sequence:
     num_sent_chars: int = 0
     is_end_sent: bool = False
     drafted: DraftedText | None = None
+    label_logprobs: list[float] | None = None
 
     def row(self, *, num_unknown: int = 0, drafts: SequenceOf[int] = ()) -> RowSampling:
         """Build the sampler input for its next token.
@@ -99,6 +102,7 @@ class Request:
         adapter: Reference that keeps its weights in host memory until the request ends.
         images: Images of its prompt; None if it has none.
         encoder: Encoder input; None if the model has no encoder.
+        branches: Branches of its prompt, one for each sequence.
         pooled: Vector of a pooling model, float32 ``[F]``.
         sequences: Sequences in the order of their indices; for beam search, the unfinished beams.
         is_plain: Whether a step adds only a token: one sequence, and text and log-probabilities are
@@ -127,6 +131,7 @@ class Request:
     adapter: Adapter | None = None
     images: PromptImages | None = None
     encoder: EncoderInput | None = None
+    branches: tuple[ParsedBranch, ...] = ()
     pooled: NDArray[np.float32] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
@@ -139,13 +144,26 @@ class Request:
 
     def __post_init__(self) -> None:
         first = self.search.beams[0] if self.search is not None else None
-        self.sequences = [self.new_sequence(0, beam=first)]
+        num_seqs = len(self.branches) or 1
+        self.sequences = [self.new_sequence(index, beam=first) for index in range(num_seqs)]
         self.is_plain = (
             self.search is None
+            and not self.branches
             and self.params.max_num_running_seqs == 1
             and self.rule.strings is None
             and not self.params.keeps_logprobs
         )
+
+    @property
+    def max_num_running_seqs(self) -> int:
+        """Maximum number of its live sequences."""
+        return len(self.branches) or self.params.max_num_running_seqs
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of its prompt and of all branches."""
+        num_tokens = sum(len(branch.token_ids) for branch in self.branches)
+        return len(self.prompt_token_ids) + num_tokens
 
     @property
     def is_streamed(self) -> bool:
@@ -169,6 +187,9 @@ class Request:
     def new_sequence(self, index: int, beam: Beam | None = None) -> Sequence:
         """Create a sequence: without tokens, or with those of a beam."""
         row = self.row_sampler.constant
+        if self.branches:
+            labels = self.branches[index].label_token_ids
+            row = RowSampling(temperature=0, label_token_ids=tuple(labels))
         if beam is not None:
             return Sequence(self, 0, None, None, row, beam, token_ids=list(beam.token_ids))
         watches_text = self.is_streamed or self.rule.strings is not None
@@ -241,8 +262,8 @@ class RequestTable:
                 "request has"
             )
 
-    def add(self, request: Request, group: int, handle: int) -> None:
-        """Add a request whose only sequence has this handle; its id is new."""
+    def add(self, request: Request, group: int, handles: list[int]) -> None:
+        """Add a request whose sequences have these handles; its id is new."""
         request.group = group
         self._by_id[request.request_id] = request
         self._by_group[group] = request
@@ -251,7 +272,7 @@ class RequestTable:
         if request.images is not None:
             self._with_images.add(request.request_id)
         self.has_encoders = request.encoder is not None
-        self.replace_sequences(request, request.sequences, [handle])
+        self.replace_sequences(request, request.sequences, handles)
 
     def replace_sequences(
         self, request: Request, sequences: list[Sequence], handles: list[int]

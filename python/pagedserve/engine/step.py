@@ -155,11 +155,13 @@ class TokenDetail(NamedTuple):
         text: Detokenized text after them, if every token is detokenized.
         stop_match: Stop string that the last one completes.
         logprobs: Log-probability of each, if requested.
+        labels: Log-probabilities of the labels of a branch.
     """
 
     text: TextStream | None
     stop_match: StopMatch | None
     logprobs: list[TokenLogprob]
+    labels: list[float] | None = None
 
 
 class RequestUpdate(NamedTuple):
@@ -354,8 +356,9 @@ def _process_tokens(
         accepted.append(token)
     if accepted:
         update.accepted[len(update.tokens)] = accepted
-    if watches_text or logprobs:
-        detail = TokenDetail(text if watches_text else None, match, logprobs)
+    labels = sampled.labels[row].tolist() if row in sampled.labels else None
+    if watches_text or logprobs or labels:
+        detail = TokenDetail(text if watches_text else None, match, logprobs, labels)
         update.details[len(update.tokens)] = detail
     update.add(row, sequence, token, finish)
 
@@ -450,6 +453,7 @@ def _record_detail(sequence: Sequence, detail: TokenDetail) -> None:
     if detail.text is not None:
         sequence.text = detail.text
     sequence.stop_match = detail.stop_match
+    sequence.label_logprobs = detail.labels
 
 
 def _record_request(

@@ -3,6 +3,7 @@
 Knows no model and no executor: their parts in it are functions that are passed in.
 """
 
+from pagedserve.inputs.branches import Branch, BranchedPrompt
 from pagedserve.inputs.prompts import (
     ExplicitEncoderDecoderPrompt,
     Prompt,
@@ -10,4 +11,11 @@ from pagedserve.inputs.prompts import (
     TokensPrompt,
 )
 
-__all__ = ["ExplicitEncoderDecoderPrompt", "Prompt", "TextPrompt", "TokensPrompt"]
+__all__ = [
+    "Branch",
+    "BranchedPrompt",
+    "ExplicitEncoderDecoderPrompt",
+    "Prompt",
+    "TextPrompt",
+    "TokensPrompt",
+]

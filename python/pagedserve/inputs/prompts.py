@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, Ty
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 from pagedserve.inputs.audio import Audio, audio_of
+from pagedserve.inputs.branches import BranchedPrompt, ParsedBranch
 from pagedserve.inputs.images import images_of
 from pagedserve.inputs.speech import TASKS, SpeechTask
 from pagedserve.sampling_params import SamplingParams
@@ -70,7 +71,7 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: SingletonPrompt | None
 
 
-DictPrompt: TypeAlias = TextPrompt | TokensPrompt | ExplicitEncoderDecoderPrompt
+DictPrompt: TypeAlias = TextPrompt | TokensPrompt | BranchedPrompt | ExplicitEncoderDecoderPrompt
 Prompt: TypeAlias = str | Sequence[SupportsIndex] | DictPrompt
 # One prompt or several; with two kinds of sequences mypy would infer no list of dictionaries.
 Prompts: TypeAlias = str | DictPrompt | Sequence[Prompt | SupportsIndex]
@@ -82,7 +83,8 @@ class ParsedPrompt:
 
     ``salt`` separates it in the prefix cache; 0 is the salt of all without one.  ``images`` are
     Pillow images or files, ``audio`` is for an encoder, ``speech_task`` is its task where the
-    prompt does not set it, ``text_pair`` is a second text that is tokenized with the first.
+    prompt does not set it, ``text_pair`` is a second text that is tokenized with the first,
+    ``branches`` continue the token ids.
     """
 
     text: str | None
@@ -93,6 +95,7 @@ class ParsedPrompt:
     speech_task: SpeechTask | None = None
     text_pair: str | None = None
     encoder: "ParsedPrompt | None" = None
+    branches: tuple[ParsedBranch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,8 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         return ParsedPrompt(None, _token_list(prompt, name))
     if any(key in prompt for key in _PAIR):
         return _parse_pair(prompt, name)
+    if "branches" in prompt:
+        return _parse_branches(prompt, name)
     _refuse_absent(prompt, name)
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None and token_ids is None) or not isinstance(text, str | None):
@@ -206,6 +211,39 @@ def _parse_pair(prompt: Mapping[str, object], name: str) -> ParsedPrompt:
     if encoder.encoder or decoder.encoder:
         raise RequestError(f"{name} has an encoder_prompt within another; it must be {_ACCEPTED}")
     return replace(decoder, encoder=encoder)
+
+
+def _parse_branches(prompt: Mapping[str, Any], name: str) -> ParsedPrompt:
+    """Parse a prompt with branches.
+
+    Raises:
+        RequestError: Another form than that of ``BranchedPrompt``.
+    """
+    branches = _listed(prompt["branches"])
+    if not branches or not all(_is_branch(branch) for branch in branches):
+        raise RequestError(
+            f"branches of {name} is {_shown(prompt['branches'])}; it must be a list of at least "
+            'one {"prompt_token_ids": [...], "label_token_ids": [...]}'
+        )
+    if unknown := prompt.keys() - BranchedPrompt.__annotations__.keys():
+        raise RequestError(f"{name} has branches and {sorted(unknown)}, which cannot go together")
+    parsed = [
+        ParsedBranch(
+            *(
+                _integers(_token_list(branch[key], f"branch {index} of {name}"), f"{key} of {name}")
+                for key in _BRANCH
+            )
+        )
+        for index, branch in enumerate(branches)
+        if isinstance(branch, Mapping)
+    ]
+    token_ids = _token_list(prompt.get("prompt_token_ids"), name)
+    salt = _salt(prompt.get("cache_salt"), name)
+    return ParsedPrompt(None, token_ids, salt, branches=tuple(parsed))
+
+
+def _is_branch(branch: object) -> bool:
+    return isinstance(branch, Mapping) and branch.keys() == set(_BRANCH)
 
 
 def _refuse_absent(prompt: Mapping[str, object], name: str) -> None:
@@ -255,18 +293,23 @@ def tokenize_prompt(
         token_ids = _integers(prompt.token_ids, name)
     if not token_ids:
         raise RequestError(f"{name} is empty; it must have at least one token")
-    _check_range(token_ids, name, vocab_size)
+    check_range(token_ids, name, vocab_size)
     return TokenizedPrompt(prompt.text, token_ids, prompt.salt)
 
 
 def checked_token_ids(value: object, name: str, vocab_size: int) -> list[int]:
     """Check token ids given by a caller; the list may be empty, each id within the vocabulary."""
     token_ids = _integers(_token_list(value, name), name)
-    _check_range(token_ids, name, vocab_size)
+    check_range(token_ids, name, vocab_size)
     return token_ids
 
 
-def _check_range(token_ids: list[int], name: str, vocab_size: int) -> None:
+def check_range(token_ids: Sequence[int], name: str, vocab_size: int) -> None:
+    """Check that token ids are within the vocabulary; ``name`` is that of their list in errors.
+
+    Raises:
+        RequestError: One is not.
+    """
     if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= vocab_size:
         index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise RequestError(
@@ -333,6 +376,7 @@ _ABSENT_KEYS = (
     "token_type_ids",
 )
 _PAIR = ("encoder_prompt", "decoder_prompt")
+_BRANCH = ("prompt_token_ids", "label_token_ids")
 _SHOWN_LENGTH = 60
 
 

@@ -167,8 +167,12 @@ class _Player:
 
     def _add(self, request: dict[str, Any]) -> None:
         options = {
-            key: value for key, value in request.items() if key not in ("group", "token_ids")
+            key: value
+            for key, value in request.items()
+            if key not in ("group", "token_ids", "branches")
         }
+        branches = request.get("branches", ())
+        options["branches"] = [np.array(branch, dtype=np.int32) for branch in branches]
         token_ids = np.array(request["token_ids"], dtype=np.int32)
         group, _ = self._scheduler.add_seq_group(token_ids, **options)
         if group != request["group"]:

@@ -138,6 +138,14 @@ class GpuOps:
         found = ((value - total)[:, 0], ranks.int(), top_ids.int(), top_values - total)
         return PositionLogprobs(*map(self.download, found))
 
+    def token_logprobs(
+        self, logits: Tensor, rows: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `SamplingOps`."""
+        chunk = self.copy_rows(logits, rows)
+        total = chunk.logsumexp(dim=-1, keepdim=True)
+        return self.download(chunk.gather(1, self.upload(tokens)) - total)
+
     def run_processor(
         self, processor: LogitsProcessor, token_ids: list[int], logits: Tensor
     ) -> str | None:

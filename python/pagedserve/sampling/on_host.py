@@ -178,6 +178,14 @@ class HostOps:
             values - sums[:, None],
         )
 
+    def token_logprobs(
+        self, logits: NDArray[np.float32], rows: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `SamplingOps`."""
+        sums, _ = self._log_sums(logits, rows, tokens[:, 0])
+        logprobs: NDArray[np.float32] = logits[rows[:, None], tokens] - sums[:, None]
+        return logprobs
+
     def run_processor(
         self, processor: LogitsProcessor, token_ids: list[int], logits: NDArray[np.float32]
     ) -> str | None:

@@ -133,6 +133,17 @@ class SamplingOps(Protocol):
             num_top: number of most likely tokens, V at most.
         """
 
+    def token_logprobs(
+        self, logits: Array, rows: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Log-probabilities of K tokens in each of N rows, ``[N, K]``; see `top_logprobs`.
+
+        Args:
+            logits: not modified.
+            rows: ``[N]``, row indices of the logits; one chunk.
+            tokens: ``[N, K]``, token ids; K is at least 1.
+        """
+
     def run_processor(
         self, processor: "LogitsProcessor", token_ids: list[int], logits: Array
     ) -> str | None:

@@ -1,6 +1,6 @@
 """Results of sampling a step: tokens and log-probabilities as numpy arrays, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,7 @@ class SampledRows:
         logprobs: log-probabilities of the sampled tokens; None if no row requests them.
         candidates: None if no row requests them.
         errors: errors of failed rows, in one line each.  Their tokens are 0 and undefined.
+        labels: log-probabilities of the labels of rows that have some, float32 ``[K]`` each.
     """
 
     tokens: NDArray[np.int32]
@@ -78,6 +79,7 @@ class SampledRows:
     logprobs: SampledLogprobs | None
     candidates: Candidates | None
     errors: dict[int, str]
+    labels: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def none(cls) -> "SampledRows":

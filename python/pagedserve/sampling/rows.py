@@ -69,6 +69,7 @@ class RowSampling:
         num_candidates: above 0, sample nothing and return this many of the most likely tokens (beam
             search).
         pair_start: start of the second text in a pooled prompt; None if there is none.
+        label_token_ids: tokens whose log-probabilities to return, before edits.
     """
 
     temperature: float = 1.0
@@ -82,6 +83,7 @@ class RowSampling:
     num_logprobs: int | None = None
     num_candidates: int = 0
     pair_start: int | None = None
+    label_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -131,6 +133,7 @@ class RowSampling:
             and self.grammar is None
             and not self.num_candidates
             and self.num_logprobs is None
+            and not self.label_token_ids
             and self.num_draws == 1
         )
 

@@ -231,7 +231,11 @@ class _Collector:
             row_of_draw=self._row_of_draw,
             ops=self._ops,
         )
-        return SampledRows(self._tokens, self._draw_start, logprobs, self._candidates, self.errors)
+        usable = [i for i in range(len(self._rows)) if i not in self.errors]
+        labels = label_logprobs(logits, self._rows, usable, self._ops)
+        return SampledRows(
+            self._tokens, self._draw_start, logprobs, self._candidates, self.errors, labels
+        )
 
 
 def _unusable(largest: NDArray[np.float32], what: str) -> dict[int, str]:
@@ -281,6 +285,30 @@ def sampled_logprobs(
         looked_up = ops.top_logprobs(logits, index, tokens[chunk], num_top)
         found.token_logprobs[chunk], found.token_ranks[chunk] = looked_up[:2]
         found.top_token_ids[index], found.top_logprobs[index] = looked_up[2:]
+    return found
+
+
+def label_logprobs(
+    logits: Array, rows: Sequence[RowSampling], usable: Sequence[int], ops: SamplingOps
+) -> dict[int, NDArray[np.float32]]:
+    """Log-probabilities of the labels of rows that have some.
+
+    Args:
+        logits: float32 ``[S, V]``, of the model.
+        rows: parameters of the S rows.
+        usable: indices of rows that have not failed.
+        ops: operations on the logits.
+    """
+    labelled = [i for i in usable if rows[i].label_token_ids]
+    most = max((len(rows[i].label_token_ids) for i in labelled), default=0)
+    found = {}
+    for index in in_chunks(labelled, logits.shape[1], ops):
+        labels = [rows[i].label_token_ids for i in index]
+        # Rows with fewer labels repeat their first.
+        padded = [ids + ids[:1] * (most - len(ids)) for ids in labels]
+        logprobs = ops.token_logprobs(logits, index, np.array(padded, np.int64))
+        for i, ids, values in zip(index.tolist(), labels, logprobs, strict=True):
+            found[i] = values[: len(ids)]
     return found
 
 

@@ -20,6 +20,7 @@ from pagedserve.server.body import json_route
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
+from pagedserve.server.decisions.routes import add_decisions
 from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.gate import Gate
 from pagedserve.server.messages import api as messages_api
@@ -88,6 +89,7 @@ def build_app(context: Context) -> ASGIApp:
     _add_completions(app, context)
     add_messages(app, context)
     add_responses(app, context)
+    add_decisions(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from pagedserve.decisions.calibration import Calibration
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
 from pagedserve.inputs.speech import SpeechRules
@@ -30,6 +31,8 @@ T = TypeVar("T")
 # it up at each call of the socket: with 0.5 ms, hundreds of requests a second beside a model of
 # short steps made it wait for up to 300 ms a round, with 0.05 ms for 80.
 SWITCH_SECONDS: Final = 50e-6
+
+_UNCALIBRATED: Final = Calibration()
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Context:
         text: Converts texts and conversations of requests to tokens, and back.
         jobs: Responses in progress, by their ids in the engine.
         responses: Stored responses of the Responses API.
+        calibration: Temperatures of typed decisions.
     """
 
     client: EngineClient
@@ -86,6 +90,7 @@ class Context:
     text: Tokenization = field(init=False)
     jobs: dict[str, Running] = field(default_factory=dict)
     responses: ResponseStore = field(init=False)
+    calibration: Calibration = _UNCALIBRATED
     _lanes: Lanes = field(default_factory=lambda: Lanes("pagedserve-server"), repr=False)
 
     def __post_init__(self, chat_template: str | None) -> None:
@@ -202,6 +207,7 @@ def make_context(
     default_params: Future[SamplingParams],
     tracer: "Tracer | None" = None,
     chat_template: str | None = None,
+    calibration: Calibration = _UNCALIBRATED,
 ) -> Context:
     """Create the state of a server, which ``Context.open`` opens; arguments are its attributes."""
     admission = Admission(client, args.max_num_queued_reqs, args.max_num_queued_tokens)
@@ -215,4 +221,5 @@ def make_context(
         adapters=ServedAdapters(client, names),
         tracer=tracer,
         chat_template=chat_template,
+        calibration=calibration,
     )

@@ -213,6 +213,13 @@ class ServerArgs:
         "strict, where these do not set it.",
         concern="chat and tool calls",
     )
+    decision_calibration: str | None = option(
+        None,
+        _PATH,
+        "File of temperatures for typed decisions, from pagedserve decide calibrate.",
+        concern="chat and tool calls",
+        unset="a temperature of 1",
+    )
     reasoning_parser: str | None = option(
         None,
         checks.choice((*REASONING_FORMATS, None)),

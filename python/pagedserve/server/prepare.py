@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pagedserve.config import EngineArgs
+from pagedserve.decisions.calibration import Calibration
 from pagedserve.errors import ConfigError
 from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.listen import Listener, allow_descriptors, listen
@@ -16,10 +17,12 @@ class Prepared:
     Attributes:
         listener: Socket that listens; connections wait until the server accepts them.
         chat_template: Text of the template that the options name; None uses the model's own.
+        calibration: Temperatures of typed decisions.
     """
 
     listener: Listener
     chat_template: str | None
+    calibration: Calibration
 
 
 def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
@@ -30,8 +33,10 @@ def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
             that is in use or cannot be listened on.
     """
     chat_template = read_files(engine_args, server_args)
+    path = server_args.decision_calibration
+    calibration = Calibration() if path is None else Calibration.load(path)
     allow_descriptors()
-    return Prepared(listen(server_args), chat_template)
+    return Prepared(listen(server_args), chat_template, calibration)
 
 
 def read_files(engine_args: EngineArgs, server_args: ServerArgs) -> str | None:

@@ -76,6 +76,7 @@ def run(
         default_params=default_params,
         tracer=tracer,
         chat_template=prepared.chat_template,
+        calibration=prepared.calibration,
     )
     server = Server(context, client, prepared.listener)
     server.run()

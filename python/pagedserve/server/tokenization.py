@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 from pagedserve.config.reasoning import REASONING_FORMATS
+from pagedserve.decisions.prompts import Asked, DecisionPrompts
 from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
-from pagedserve.inputs import TokensPrompt
+from pagedserve.inputs import BranchedPrompt, TokensPrompt
 from pagedserve.inputs.chat import Conversation, chat_prompt
 from pagedserve.inputs.images import ImageRules
 from pagedserve.inputs.prompts import check_unicode
@@ -46,6 +47,7 @@ class Tokenization:
     max_model_len: int = 0
     vocab_size: int = 0
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
+    _decisions: DecisionPrompts | None = field(default=None, repr=False)
 
     async def _aside(self, make: Callable[[], T], *, cost: int) -> T:
         return await self.lanes.run(make, cost=cost, group=object())
@@ -134,6 +136,22 @@ class Tokenization:
             text = "messages has images, whose tokens are not known before they are run"
             raise RequestError(text, param="messages")
         return [*map(int, prompt["prompt_token_ids"])]
+
+    async def decision_prompt(self, asked: Asked, *, num_bytes: int) -> BranchedPrompt:
+        """Render the questions of a decision to a prompt, outside the event loop.
+
+        Args:
+            asked: State and questions.
+            num_bytes: Size of the request.
+
+        Raises:
+            RequestError: As ``DecisionPrompts.make``.
+        """
+        if self._decisions is None:
+            self._decisions = DecisionPrompts(self.client.tokenizer)
+        # Every question is rendered with the state.
+        cost = num_bytes * len(asked.questions)
+        return await self._aside(partial(self._decisions.make, asked), cost=cost)
 
     def check_length(self, text: str, name: str) -> None:
         """Refuse a text that is too long to tokenize.

@@ -139,6 +139,11 @@ impl<W: Write> DecisionLog<W> {
         line.text(",\"salt\":").number(request.key.salt);
         line.text(",\"num_encoder_tokens\":").number(request.num_encoder_tokens);
         line.text(",\"token_ids\":").numbers(request.prompt.iter().copied());
+        if !request.branches.is_empty() {
+            line.text(",\"branches\":").list(request.branches, |line, branch| {
+                line.numbers(branch.iter().copied());
+            });
+        }
         line.text("}]");
     }
 

@@ -149,14 +149,17 @@ impl Scheduler {
     }
 
     /// Tokens that a waiting group must be able to compute at once.  Without chunks that is
-    /// all of them, except for a group that recomputes more than a whole step: it is admitted to an
-    /// empty step and continues in the running phase.
+    /// all of them, except for a group that has more than a whole step, since it recomputes or its
+    /// prompt has branches: it is admitted to an empty step and continues in the running phase.
     fn num_tokens_to_admit(&self, group: GroupHandle, budget: &SchedulingBudget) -> usize {
         let first = self.store.first_seq_of(group);
-        let num_cached = self.space.num_cached_tokens(&self.store, first);
-        let wanted = self.store.seqs_of(group).map(Sequence::len).sum::<usize>() - num_cached;
-        let is_chunked = self.config.enable_chunked_prefill
-            || (budget.is_whole() && self.store.group(group).first_scheduled_time.is_some());
+        let num_known = self.space.num_cached_tokens(&self.store, first)
+            + self.space.num_shared_tokens(&self.store, group);
+        let wanted = self.store.seqs_of(group).map(Sequence::len).sum::<usize>() - num_known;
+        let entry = self.store.group(group);
+        let may_exceed_step = entry.first_scheduled_time.is_some() || entry.seqs.len() > 1;
+        let is_chunked =
+            self.config.enable_chunked_prefill || (budget.is_whole() && may_exceed_step);
         if is_chunked { self.chunk(wanted, budget) } else { wanted }
     }
 
@@ -167,7 +170,7 @@ impl Scheduler {
         budget: &SchedulingBudget,
     ) -> Option<IgnoredReason> {
         let entry = self.store.group(group);
-        let num_tokens = self.store.seq(entry.seqs[0]).len();
+        let num_tokens = self.store.seqs_of(group).map(Sequence::len).max().unwrap_or(0);
         let limit = self.config.prompt_limit();
         // The classic way looks at the chunk that the budget has room for.
         let is_too_long = if self.config.choices.limit_chunked_prompts {

@@ -14,6 +14,9 @@ use crate::sequence::SeqHandle;
 pub struct Request<'a> {
     /// Token ids of the prompt, at least one.
     pub prompt: &'a [TokenId],
+    /// Token ids that continue the prompt, one list for each sequence that the group starts with;
+    /// empty for one sequence of the prompt alone.
+    pub branches: &'a [&'a [TokenId]],
     /// Seconds of the caller's clock.
     pub arrival_time: f64,
     /// Maximum number of live sequences: parallel samples or beams.
@@ -36,6 +39,7 @@ impl<'a> Request<'a> {
     pub fn new(prompt: &'a [TokenId], arrival_time: f64) -> Self {
         Self {
             prompt,
+            branches: &[],
             arrival_time,
             max_num_running_seqs: 1,
             can_regrow: false,
@@ -44,6 +48,11 @@ impl<'a> Request<'a> {
             num_encoder_tokens: 0,
             request_id: "",
         }
+    }
+
+    /// Tokens of the prompt, and of all its branches.
+    fn tokens(&self) -> impl Iterator<Item = TokenId> {
+        self.prompt.iter().chain(self.branches.iter().copied().flatten()).copied()
     }
 
     /// This request with what `change` does to it.
@@ -56,15 +65,21 @@ impl<'a> Request<'a> {
     /// Checks that do not depend on the scheduler.
     ///
     /// # Errors
-    /// [`Error::Request`] for an empty prompt, a negative token, more encoder tokens than an int32
-    /// counts, or an encoder without a KV group of cross attention or without a salt where prefixes
+    /// [`Error::Request`] for an empty prompt, a negative token, more branches than sequences, more
+    /// encoder tokens than an int32 counts, or an encoder without a KV group of cross attention or without a salt where prefixes
     /// are shared.
     pub(crate) fn check(&self, cache: &CacheConfig) -> Result<()> {
         let is_cross = |group: &KvGroup| group.kind == KvKind::Cross;
         let refusal = if self.prompt.is_empty() {
             "the prompt is empty; at least one token is needed".to_owned()
-        } else if let Some(token) = self.prompt.iter().find(|token| **token < 0) {
+        } else if let Some(token) = self.tokens().find(|token| *token < 0) {
             format!("the prompt holds the token id {token}; ids are at least 0")
+        } else if self.branches.len() > self.max_num_running_seqs {
+            format!(
+                "the prompt has {} branches; max_num_running_seqs is {}",
+                self.branches.len(),
+                self.max_num_running_seqs
+            )
         } else if i32::try_from(self.num_encoder_tokens).is_err() {
             let number = self.num_encoder_tokens;
             format!("num_encoder_tokens is {number}; it must be at most {}", i32::MAX)

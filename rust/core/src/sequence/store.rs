@@ -6,6 +6,7 @@
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
+use crate::ids::TokenId;
 use crate::sequence::{GroupHandle, Request, SeqHandle, Sequence, SequenceGroup};
 use crate::table::SpanTable;
 
@@ -28,12 +29,24 @@ impl SequenceStore {
         Self { block_size, num_tables, seqs: Arena::default(), groups: Arena::default() }
     }
 
+    /// Creates a group with a sequence for each branch of its prompt; returns its first one.
     pub(crate) fn add_group(&mut self, request: &Request<'_>) -> (GroupHandle, SeqHandle) {
         let group = self.groups.insert(SequenceGroup::new(request));
-        let seq = Sequence::new(group, request.prompt, self.block_size, self.num_tables);
+        let Some((first, others)) = request.branches.split_first() else {
+            return (group, self.add_seq(group, request.prompt));
+        };
+        let seq = self.add_seq(group, &[request.prompt, first].concat());
+        for branch in others {
+            self.add_seq(group, &[request.prompt, branch].concat());
+        }
+        (group, seq)
+    }
+
+    fn add_seq(&mut self, group: GroupHandle, prompt: &[TokenId]) -> SeqHandle {
+        let seq = Sequence::new(group, prompt, self.block_size, self.num_tables);
         let seq = self.seqs.insert(seq);
         self.group_mut(group).join(seq);
-        (group, seq)
+        seq
     }
 
     /// A child of `parent` with its history and tables, in the same group, last in order.

@@ -74,6 +74,15 @@ impl BlockSpaceManager {
         prefixes
     }
 
+    /// Tokens of a waiting group that are computed for an earlier one of its sequences.
+    pub(crate) fn num_shared_tokens(&self, store: &SequenceStore, group: GroupHandle) -> usize {
+        if store.group(group).seqs.len() == 1 || !self.follow_first() {
+            return 0;
+        }
+        let shared = self.shared_prefixes(store, group);
+        shared.iter().map(|prefix| prefix.num_blocks).sum::<usize>() * self.config.block_size
+    }
+
     /// Device blocks that the slots of a running group's uncomputed tokens and the lookahead
     /// take: new ones, and copies of shared ones.  At most one copy too many for each set of
     /// sharers, the last of which keeps the block.

@@ -132,10 +132,14 @@ impl Scheduler {
     ///         decoder-only model.
     ///     can_regrow: Whether forks may replace ended sequences, as in beam search; the group then
     ///         keeps its whole budget of sequences.
+    ///     branches: Token ids that continue the prompt, int32 ``[B]`` each, one array for each
+    ///         sequence that the group starts with; empty for one sequence of the prompt alone.
+    ///         The sequences share the full blocks of what they have in common, which is computed
+    ///         once, and are sampled in one step.
     ///     request_id: Name of the request in the decision log; no effect on decisions.
     ///
     /// Returns:
-    ///     Handles of the group and of its first sequence.
+    ///     Handles of the group and of its first sequence; `seqs_of` returns the others.
     ///
     /// Raises:
     ///     ``RequestError``: An empty prompt, a negative token, an arrival time that is no time,
@@ -143,7 +147,7 @@ impl Scheduler {
     ///         without a salt where prefixes are shared.
     #[pyo3(signature = (
         token_ids, *, arrival_time, max_num_running_seqs = 1, priority = 0, adapter = 0, salt = 0,
-        num_encoder_tokens = 0, can_regrow = false, request_id = "",
+        num_encoder_tokens = 0, can_regrow = false, branches = Vec::new(), request_id = "",
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn add_seq_group(
@@ -156,18 +160,27 @@ impl Scheduler {
         salt: u64,
         num_encoder_tokens: i64,
         can_regrow: bool,
+        branches: Vec<Bound<'_, PyAny>>,
         request_id: &str,
     ) -> PyResult<(i64, i64)> {
         let py = token_ids.py();
         let token_ids = readonly(token_ids, "token_ids")?;
+        let branches: Vec<_> = branches
+            .iter()
+            .map(|branch| readonly::<i32>(branch, "a branch"))
+            .collect::<PyResult<_>>()?;
+        let branches: Vec<&[i32]> =
+            branches.iter().map(|branch| branch.as_slice()).collect::<Result<_, _>>()?;
         let mut request = Request::new(token_ids.as_slice()?, arrival_time);
         request.max_num_running_seqs = count("max_num_running_seqs", max_num_running_seqs)?;
         request.can_regrow = can_regrow;
+        request.branches = &branches;
         request.priority = priority;
         request.key = PrefixKey { adapter, salt };
         request.num_encoder_tokens = count("num_encoder_tokens", num_encoder_tokens)?;
         request.request_id = request_id;
-        let work = Work::numbers(&[request.prompt.len()]);
+        let lengths = branches.iter().map(|branch| request.prompt.len() + branch.len());
+        let work = Work::numbers(&[request.prompt.len().max(lengths.sum())]);
         let add = |state: &mut State| {
             let (group, seq) = state.core.add_seq_group(&request)?;
             state.note(|log| log.add(group, &request));

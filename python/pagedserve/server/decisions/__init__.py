@@ -1,0 +1,1 @@
+"""Typed decisions: `POST /v1/systemone`."""

@@ -1,0 +1,78 @@
+"""``pagedserve decide calibrate``, and the files of examples that it reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, Calibration, RequestError
+from pagedserve.cli.main import main
+from pagedserve.decisions.examples import read_examples
+
+QUESTIONS: dict[str, Any] = {
+    "team": {"type": "choice", "criteria": {"refunds": None, "sales": None}},
+    "late": {"type": "noul", "instructions": "Is it late?"},
+    "mood": {"type": "score", "criteria": ["low", "mid", "high"]},
+}
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_temperatures_are_fitted_to_a_file_of_examples(
+    stand_in: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        {
+            "state": {"number": number},
+            "questions": QUESTIONS,
+            "answers": {"team": ("refunds", "sales")[number % 2], "late": number % 2 == 0},
+        }
+        for number in range(6)
+    ]
+    examples = write(tmp_path / "examples.jsonl", *lines)
+    output = tmp_path / "calibration.json"
+    options = ("--model", str(stand_in), "--dtype", "float32", "--num-gpu-blocks", "128")
+    files = ("--examples", str(examples), "--output", str(output))
+    assert main(["decide", "calibrate", *options, *files]) == 0
+    assert "12 answers: log loss" in capsys.readouterr().out
+    calibration = Calibration.load(output)
+    with LLM(str(stand_in), dtype="float32", num_gpu_blocks=128, use_tqdm_on_load=False) as llm:
+        reads = [
+            read
+            for example in read_examples(examples)
+            for read in example.reads(llm.decide(example.state, example.questions))
+        ]
+    assert calibration == Calibration.fitted(reads)
+    assert calibration.temperatures["score"] == 1
+    assert calibration.log_loss(reads) < Calibration().log_loss(reads)
+
+
+def test_labels_are_the_indices_of_the_options(tmp_path: Path) -> None:
+    answers = {"team": "sales", "late": False, "mood": 2}
+    line = {"state": "x", "questions": QUESTIONS, "answers": answers, "instructions": "Sort."}
+    (example,) = read_examples(write(tmp_path / "examples", line))
+    assert example.labels == {"team": 1, "late": 1, "mood": 2}
+    assert example.instructions == "Sort."
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"questions": QUESTIONS, "answers": {"late": True}}, "line 1 must be an object with"),
+        ({"state": 1, "questions": QUESTIONS}, "line 1 has no answers"),
+        ({"state": 1, "questions": QUESTIONS, "answers": {"x": 1}}, r"answers \['x'\], which it"),
+        ({"state": 1, "questions": QUESTIONS, "answers": {"late": 1}}, "accepted are True, False"),
+        ({"state": 1, "questions": QUESTIONS, "answers": {"mood": True}}, "accepted are 0, 1, 2"),
+        ({"state": 1, "questions": {}, "answers": {"q": 1}}, "line 1: questions must be"),
+    ],
+)
+def test_other_examples_are_refused_by_line(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_examples(write(tmp_path / "examples", line))
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(RequestError, match="has no example"):
+        read_examples(tmp_path / "empty")
