@@ -103,7 +103,7 @@ def test_what_has_no_blocks_is_dequantised_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, dtype: Any
 ) -> None:
     scheme, reason = DEQUANTISED[case]
-    directory, dense = saved(tmp_path, scheme)
+    directory, dense = saved(tmp_path, scheme, has_blocks=False)
     with caplog.at_level(logging.INFO):
         found = logits_of(load(directory, scheme.method, dtype=dtype), TOKENS)
     assert "21 of 21 quantized matrices are dequantised" in caplog.text

@@ -75,6 +75,13 @@ class Matrix:
         exact: NDArray[np.float64] = scales[:, self.groups] * centred
         return exact
 
+    @property
+    def of_blocks(self) -> NDArray[np.float64]:
+        """The weights with float16 minima, as blocks have them; exact without zero points."""
+        scales = self.scales.double().numpy()
+        minima = (-scales * self.zeros).astype(np.float16).astype(np.float64)
+        return scales[:, self.groups] * self.numbers + minima[:, self.groups]
+
 
 def quantize(weights: NDArray[np.float32], scheme: Scheme, random: np.random.Generator) -> Matrix:
     """Round a matrix to whole numbers."""
@@ -158,6 +165,7 @@ def write_quantized(
     scheme: Scheme,
     dense: Path,
     *,
+    has_blocks: bool = True,
     is_quantized: Callable[[str], bool] = lambda name: name.endswith("proj.weight"),
 ) -> None:
     """Quantize the matrices of a checkpoint in place.
@@ -166,6 +174,7 @@ def write_quantized(
         directory: The checkpoint, of float32 weights.
         scheme: How it is quantized.
         dense: Directory of another checkpoint, of the weights that the numbers stand for.
+        has_blocks: Whether those weights are `Matrix.of_blocks`, not the exact ones.
         is_quantized: Whether a weight, by name, is quantized.
     """
     random, file = np.random.default_rng(7), "model.safetensors"
@@ -179,7 +188,8 @@ def write_quantized(
             packed[name] = weight
             continue
         matrix = quantize(weight.numpy(), scheme, random)
-        exact[name] = torch.from_numpy(matrix.exact.astype(np.float32))
+        numbers = matrix.of_blocks if has_blocks else matrix.exact
+        exact[name] = torch.from_numpy(numbers.astype(np.float32))
         for part, tensor in _PACKERS[scheme.method](matrix, scheme).items():
             packed[name.removesuffix("weight") + part] = tensor
     save_file(packed, directory / file, metadata={"format": "pt"})
