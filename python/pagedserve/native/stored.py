@@ -106,7 +106,7 @@ class MemoryFile(WeightFile):
 
     def append(self, content: NDArray[Any]) -> int:
         """Append the bytes of a contiguous array; return the offset of the first."""
-        rest = memoryview(content.reshape(-1).view(np.uint8))
+        rest = content.reshape(-1).view(np.uint8).data
         with self._lock:
             first, self.size = self.size, self.size + len(rest)
         offset = first
