@@ -42,6 +42,8 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
     ranks = ["--tensor-parallel-size", "2"]
     batch, here, output = ("run-batch", "hub/model"), f"{tmp_path}/in.jsonl", f"{tmp_path}/out"
     Path(here).touch()
+    to, gguf = ("--to", "int4", "-o"), f"{tmp_path}/new.gguf"
+    smollm2 = ("quantize", "smollm2", *to)
     expected = {
         ("serve", "hub/model", "--port", taken_port): "Address already in use",
         ("serve", "smolm2"): "no such file or directory; did you mean smollm2?",
@@ -65,6 +67,12 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
         (*batch, "-i", here, "-o", here): f"output_file: {here} is the input file",
         (*batch, "-i", here): "arguments are required: -o/--output-file",
         ("run-batch", "smolm2", "-i", here, "-o", output): "; did you mean smollm2?",
+        ("quantize", "smolm2", *to, gguf): "; did you mean smollm2?",
+        ("quantize", "hub/model", *to, gguf): "model 'hub/model' is a hub's repository, and",
+        (*smollm2, here): f"output: '{here}' must end in .gguf",
+        (*smollm2, f"{tmp_path}/no/a.gguf"): "no' is no directory; create it",
+        (*smollm2, gguf, "--text", "./none"): "text: none cannot be read: No such",
+        (*smollm2, gguf, "--num-tokens", "1"): "num_tokens is 1; it must be",
     }
     ran = subprocess.run(
         [sys.executable, "-c", RUN, *HEAVY],
@@ -78,6 +86,7 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
         assert (status, loaded) == (2, []), argv
         assert said in stderr, argv
     assert not Path(output).exists()
+    assert not Path(gguf).exists()
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -28,6 +28,7 @@ def test_options_may_have_underscores(argv: str) -> None:
         ["complete", "--max_tokens=5", "--model_name=a_b"],
         ["bench", "serve", "--num_prompts=5", "--model=a_b"],
         ["deploy", "a_b", "--min_replicas", "5"],
+        ["quantize", "a_b", "--to", "int4", "-o", "x.gguf", "--num_tokens", "5"],
         ["run-batch", "-i", "a_b", "--output_file", "x", "--max_num_seqs", "5"],
     ],
 )

@@ -112,11 +112,11 @@ def test_installations_work_from_a_clone() -> None:
         assert "install 'pagedserve" not in path.read_text(encoding="utf-8"), path.name
 
 
-@pytest.mark.parametrize("kind", ["serve", "deploy", "generate", "run-batch"])
+@pytest.mark.parametrize("kind", ["serve", "deploy", "generate", "run-batch", "quantize"])
 def test_options_named_in_pages_exist(kind: str) -> None:
     """Options of the commands as the pages about them name them."""
     pages = {"serve": ["serving.md", "tools.md", "lora.md"], "deploy": ["deploy.md"]}
-    pages |= {"generate": ["quickstart.md"], "run-batch": ["batch.md"]}
+    pages |= {"generate": ["quickstart.md"], "run-batch": ["batch.md"], "quantize": ["cpu.md"]}
     known = set(_options_of(make_parser()))
     for name in pages[kind]:
         text = re.sub(r"```.*?```", "", page(name), flags=re.DOTALL)

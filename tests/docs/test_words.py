@@ -101,6 +101,7 @@ PACKAGES: Final = (
     "parallel",
     "deploy",
     "batch_files",
+    "quantize",
     "pooling",
     "replay",
     "host_ops",

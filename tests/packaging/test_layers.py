@@ -72,6 +72,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("pooling_params", "sampling_params"),
     },
     "batch_files": {"config", "engine", "models", "sampling_params", "server"},
+    "quantize": {"config", "executor", "host_ops", "models", "native"},
     "deploy": {
         *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
         *("pooling_params", "sampling_params"),
@@ -82,7 +83,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     # Two of the public names; of models, that a start says what it does.
     "cli": {
         *("batch_files", "bench", "config", "deploy", "engine", "host_ops", "models", "native"),
-        *("outputs", "sampling_params", "server"),
+        *("outputs", "quantize", "sampling_params", "server"),
         *("LLM", "__version__"),
     },
 }

@@ -36,7 +36,7 @@ def sources(root: Path) -> dict[str, bytes]:
     found = {}
     for folder, prefix in ((root / "python" / "pagedserve", ""), (root / "kernels", "kernels/")):
         for path in folder.rglob("*"):
-            if path.suffix in {".html", ".py", ".pyi", ".typed"}:
+            if path.suffix in {".html", ".py", ".pyi", ".txt", ".typed"}:
                 found[prefix + path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
 

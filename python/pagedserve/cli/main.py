@@ -13,7 +13,9 @@ from pagedserve.cli.streams import complain, settle_standard_streams
 from pagedserve.errors import ConfigError, ModelLoadError, RequestError
 
 # In the order of help.
-_COMMANDS: Final = ("generate", "serve", "run-batch", "deploy", "chat", "complete", "bench")
+_COMMANDS: Final = (
+    *("generate", "serve", "run-batch", "quantize", "deploy", "chat", "complete", "bench"),
+)
 
 _BAD_INPUT = 2
 _MISSING_EXTRA = 1
@@ -88,6 +90,8 @@ def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
             from pagedserve.cli.serve import add_serve_parser as add
         case "run-batch":
             from pagedserve.cli.run_batch import add_run_batch_parser as add
+        case "quantize":
+            from pagedserve.cli.quantize import add_quantize_parser as add
         case "deploy":
             from pagedserve.cli.deploy import add_deploy_parser as add
         case "chat":

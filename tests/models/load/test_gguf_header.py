@@ -139,6 +139,11 @@ def test_fields_are_those_of_the_gguf_package(tmp_path: Path, order: GGUFEndian)
     found = read_header(tmp_path / "a.gguf")
     assert found.is_big_endian == (order == GGUFEndian.BIG)
     assert values(found) == {"general.architecture": "llama", "b.other": "y"} | expected
+    assert found.spans == {
+        name: (field.offset, field.offset + sum(part.nbytes for part in field.parts))
+        for name, field in fields.items()
+        if not name.startswith("GGUF.")
+    }
 
 
 def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class GgufHeader:
     Attributes:
         fields: Values by name: numbers, flags, texts, lists of numbers and flags, and `TextList`.
             Bytes of a text that are not UTF-8 become surrogates.
+        spans: First byte of each field, with its name, and the byte after it; by name.
         tensors: Tensors in the order of the file; nothing is known of their bytes.
         is_big_endian: Whether the file has the other byte order.
         alignment: Tensors begin at multiples of that many bytes.
@@ -95,6 +96,7 @@ class GgufHeader:
     """
 
     fields: dict[str, Any]
+    spans: dict[str, tuple[int, int]]
     tensors: list[TensorEntry]
     is_big_endian: bool
     alignment: int
@@ -159,17 +161,19 @@ class _Reader:
         num_tensors = self.count("tensors", MAX_TENSORS)
         num_fields = self.count("fields", MAX_FIELDS)
         fields: dict[str, Any] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for _ in range(num_fields):
-            name = self.text("a field's name")
+            start, name = self.at, self.text("a field's name")
             if name in fields:
                 raise ValueError(f"it has the field {name!r} twice")
             fields[name] = self.value(self.number("I"))
+            spans[name] = start, self.at
         tensors = [self.entry() for _ in range(num_tensors)]
         alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment % 8:
             raise ValueError(f"its general.alignment is {alignment}; it must be a multiple of 8")
         data_offset = -(-self.at // alignment) * alignment
-        return GgufHeader(fields, tensors, self.order == ">", alignment, data_offset)
+        return GgufHeader(fields, spans, tensors, self.order == ">", alignment, data_offset)
 
     def version(self) -> int:
         """Read the version, which shows the byte order."""
