@@ -32,6 +32,8 @@ SCHEMES: dict[str, tuple[Scheme, str]] = {
     "gptq": (GPTQ, "Q4_1"),
     "gptq, symmetric": (replace(GPTQ, is_symmetric=True), "Q4_0"),
     "gptq 2, whole rows": (replace(V2, group_size=None), "Q4_1"),
+    "gptq, groups of 128": (replace(GPTQ, group_size=128), "Q4_1"),
+    "gptq, a shorter last group": (replace(GPTQ, group_size=64), "Q4_1"),
     "gptq, 8 bits": (replace(GPTQ, bits=8, is_symmetric=True), "Q8_0"),
     "awq": (AWQ, "Q4_1"),
     "awq, whole rows": (replace(AWQ, group_size=None), "Q4_1"),
@@ -171,6 +173,18 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, case: str) -> None:
     change(directory, part, tensor)
     with pytest.raises(ModelLoadError, match=words):
         load(directory, scheme.method)
+
+
+@pytest.mark.parametrize("scheme", [GPTQ, V2, AWQ], ids=lambda scheme: scheme.layout[1])
+def test_zero_points_may_be_0(tmp_path: Path, scheme: Scheme) -> None:
+    directory, dense = save_decoder(tmp_path / "quantized", "llama"), tmp_path / "dense"
+    tensors = load_file(directory / WEIGHTS)
+    for name in tensors:
+        if name.endswith("proj.weight"):
+            tensors[name][::5].abs_()
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    write_quantized(directory, scheme, dense)
+    check(logits_of(load(directory, scheme.method), TOKENS), exact_logits(dense))
 
 
 def test_groups_of_minus_one_are_in_order(tmp_path: Path) -> None:

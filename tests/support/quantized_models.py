@@ -90,15 +90,15 @@ def quantize(weights: NDArray[np.float32], scheme: Scheme, random: np.random.Gen
     groups = np.arange(columns) // size
     if scheme.has_order:
         random.shuffle(groups)
-    num_groups, most = columns // size, (1 << scheme.bits) - 1
-    of_group = np.stack([weights[:, groups == group] for group in range(num_groups)], axis=1)
-    middle = np.full((rows, num_groups), (most + 1) // 2)
-    steps = 2 * np.abs(of_group).max(2) / most
-    zeros = middle
+    num_groups, most = int(groups.max()) + 1, (1 << scheme.bits) - 1
+    of_group = [weights[:, groups == group] for group in range(num_groups)]
+    lowest = np.minimum(np.stack([each.min(1) for each in of_group], axis=1), 0)
+    highest = np.maximum(np.stack([each.max(1) for each in of_group], axis=1), 0)
+    steps = 2 * np.maximum(highest, -lowest) / most
+    zeros = np.full((rows, num_groups), (most + 1) // 2)
     if not scheme.is_symmetric:
-        lowest = np.minimum(of_group.min(2), 0)
-        steps = (np.maximum(of_group.max(2), 0) - lowest) / most
-        zeros = np.clip(np.round(-lowest / steps), 1, most).astype(np.int64)
+        steps = (highest - lowest) / most
+        zeros = np.clip(np.round(-lowest / steps), 0, most).astype(np.int64)
     scales = torch.from_numpy(steps).to(scheme.scale_dtype)
     whole = np.round(weights / scales.double().numpy()[:, groups]) + zeros[:, groups]
     numbers = np.clip(whole, 0, most).astype(np.int64)
@@ -119,10 +119,11 @@ def words(numbers: NDArray[np.int64], bits: int, axis: int, order: Any = None) -
 
 
 def _gptq(matrix: Matrix, scheme: Scheme) -> Tensors:
-    less = int(scheme.layout[1] == "gptq")
+    less = words(np.ones_like(matrix.zeros.T), scheme.bits, 1)
+    zeros = words(matrix.zeros.T, scheme.bits, 1)
     return {
         "qweight": words(matrix.numbers.T, scheme.bits, 0),
-        "qzeros": words(matrix.zeros.T - less, scheme.bits, 1),
+        "qzeros": zeros - less if scheme.layout[1] == "gptq" else zeros,
         "scales": matrix.scales.T.contiguous(),
         "g_idx": torch.from_numpy(matrix.groups.astype(np.int32)),
     }
@@ -160,6 +161,34 @@ _PACKERS: Final[Mapping[str, Callable[[Matrix, Scheme], Tensors]]] = {
 }
 
 
+def _fields(scheme: Scheme) -> dict[str, Any]:
+    """``quantization_config`` of a checkpoint, as its library writes it."""
+    size, (field, layout) = scheme.group_size or -1, scheme.layout
+    fields = {"quant_method": scheme.method, field: layout}
+    if scheme.method == "compressed-tensors":
+        weights = {
+            "num_bits": scheme.bits,
+            "type": "int",
+            "symmetric": scheme.is_symmetric,
+            "strategy": "channel" if scheme.group_size is None else "group",
+            "group_size": scheme.group_size,
+            "actorder": "group" if scheme.has_order else None,
+            "dynamic": False,
+        }
+        rows = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": rows if layout == "int-quantized" else None,
+        }
+        status = {"quantization_status": "compressed", "ignore": ["lm_head"]}
+        return fields | status | {"config_groups": {"group_0": group}}
+    if scheme.method == "awq":
+        return fields | {"bits": scheme.bits, "group_size": size, "zero_point": True}
+    order = {"desc_act": scheme.has_order, "sym": scheme.is_symmetric}
+    return fields | order | {"bits": scheme.bits, "group_size": size}
+
+
 def write_quantized(
     directory: Path,
     scheme: Scheme,
@@ -195,6 +224,5 @@ def write_quantized(
     save_file(packed, directory / file, metadata={"format": "pt"})
     save_file(exact, dense / file, metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
-    field, layout = scheme.layout
-    config["quantization_config"] = {"quant_method": scheme.method, field: layout}
+    config["quantization_config"] = _fields(scheme)
     (directory / "config.json").write_text(json.dumps(config))

@@ -206,9 +206,19 @@ class _Matrix:
         dtype = np.int32 if storage == "I32" else np.int8
         return np.frombuffer(tensor.read(), dtype).reshape(shape)
 
-    def unpacked(self, part: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Read words ``[A, B]``, and unpack them into numbers, uint8 ``[A, B, 32 / bits]``."""
-        octets: NDArray[Any] = self.read(part, "I32", shape)[..., None].view(np.uint8)
+    def unpacked(
+        self, part: str, bits: int, shape: tuple[int, ...], missing: int = 0
+    ) -> NDArray[np.uint8]:
+        """Read words ``[A, B]``, and unpack them into numbers, uint8 ``[A, B, 32 / bits]``.
+
+        Args:
+            part: Name of the tensor, without the stem.
+            bits: Bits of a number.
+            shape: Shape of the words.
+            missing: What was subtracted from each word, modulo 2^32.
+        """
+        words = self.read(part, "I32", shape).view(np.uint32) + np.uint32(missing)
+        octets: NDArray[Any] = words[..., None].view(np.uint8)
         if bits == 8:  # noqa: PLR2004
             return octets
         return np.stack((octets & 15, octets >> 4), axis=-1).reshape(*shape, -1)
@@ -259,7 +269,8 @@ _Reader: TypeAlias = Callable[[_Matrix, str], GroupedWeights | None]
 def _read_gptq(matrix: _Matrix, layout: str) -> GroupedWeights | None:
     """Read a matrix of GPTQ; None if it is not quantized.
 
-    Version 1 stores zero points less 1.
+    Version 1 stores zero points less 1: words less a word of ones, so that a zero point of 0
+    borrows from the next one.
     """
     if not matrix.has("qweight"):
         return None
@@ -267,13 +278,14 @@ def _read_gptq(matrix: _Matrix, layout: str) -> GroupedWeights | None:
     bits, numbers = matrix.packed("qweight", lambda bits: (_num_words(columns, bits), rows))
     scales = matrix.scales("scales", 0)
     num_groups = scales.shape[1]
-    zeros = matrix.unpacked("qzeros", bits, (num_groups, _num_words(rows, bits)))
-    missing = 1 if layout == "gptq" else 0
+    ones = ((1 << _WORD_BITS) - 1) // ((1 << bits) - 1)
+    missing = ones if layout == "gptq" else 0
+    zeros = matrix.unpacked("qzeros", bits, (num_groups, _num_words(rows, bits)), missing)
     return GroupedWeights(
         bits=bits,
         numbers=numbers.swapaxes(0, 1).reshape(rows, -1)[:, :columns],
         scales=scales,
-        zeros=np.add(zeros.reshape(num_groups, -1)[:, :rows].T, missing, dtype=np.int16),
+        zeros=zeros.reshape(num_groups, -1)[:, :rows].T.astype(np.int16),
         groups=matrix.groups("g_idx", num_groups),
     )
 
