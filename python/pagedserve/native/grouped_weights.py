@@ -77,10 +77,11 @@ class GroupedWeights:
         return storage, made.view(np.uint8)
 
     def floats(self) -> NDArray[np.float32]:
-        """The weights, float32 ``[N, K]``."""
+        """The weights, float32 ``[N, K]``; infinite or no numbers where scales are too large."""
         centred = self.numbers.astype(np.float32)
         centred -= self.zeros[:, self.groups]
-        centred *= self.scales[:, self.groups]
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred *= self.scales[:, self.groups]
         return centred
 
     def _storage(self) -> str | None:
