@@ -252,7 +252,8 @@ def test_another_format_is_refused(tmp_path: Path, quantization: str, words: str
 def test_without_the_option_files_are_refused_as_before(tmp_path: Path, scheme: Scheme) -> None:
     directory, _ = saved(tmp_path, scheme)
     for quantization in (None, "int8", "w8a8"):
-        with pytest.raises(UnsupportedModelError, match="quantization_config is"):
+        words = f"quantization_config is .* without quantization='{scheme.method}': give backend"
+        with pytest.raises(UnsupportedModelError, match=words):
             load(directory, quantization, backend="native")
 
 

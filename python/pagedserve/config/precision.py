@@ -1,6 +1,7 @@
 """``PrecisionArgs``: options of the device, of precision and of kernels."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, ForwardRef, Literal, TypeAlias, get_args
 
@@ -18,9 +19,16 @@ FILE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gguf", "gptq", "awq", "c
 # Those whose products are of bytes, which the native backend computes.
 BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", *FILE_QUANTIZATIONS)
 
+
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
 
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def quantization_of_files(config: object) -> str | None:
+    """Value of the option that reads files with a ``quantization_config``; None if none does."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    return method if method in FILE_QUANTIZATIONS else None
 
 
 def _device(name: str, value: object) -> str:

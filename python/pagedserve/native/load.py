@@ -110,7 +110,7 @@ def _kept_quantization(
     given = "gguf" if source.is_gguf else fields.get("quant_method")
     if given == args.quantization:
         return None if source.is_gguf else fields
-    found = "is a GGUF file" if source.is_gguf else f"has quant_method {given!r}"
+    found = "is a GGUF file" if source.is_gguf else f"has quant_method {repr(given)[:80]}"
     if args.quantization == "gguf":
         found = "is no GGUF file"
     accepted = repr(given) if given in FILE_QUANTIZATIONS else "'int8' or 'w8a8'"
