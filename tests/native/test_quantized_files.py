@@ -93,6 +93,22 @@ def test_numbers_are_computed_as_they_are_stored(
     assert loaded.model.weight_bytes == quantized + 4 * 64 * (2 * 128)  # embedding and head
 
 
+@pytest.mark.parametrize("group_size", [64, 128, None])
+@pytest.mark.parametrize("scheme", [GPTQ, AWQ, PACKED], ids=lambda scheme: scheme.method)
+def test_groups_may_have_any_size(tmp_path: Path, scheme: Scheme, group_size: int | None) -> None:
+    directory = save_decoder(
+        tmp_path / "quantized", "llama", hidden_size=128, intermediate_size=256
+    )
+    dense, scheme = tmp_path / "dense", replace(scheme, group_size=group_size)
+    write_quantized(directory, scheme, dense)
+    found, expected = logits_of(load(directory, scheme.method), TOKENS), exact_logits(dense)
+    check(found, expected)
+    first, second = np.sort(expected, axis=1)[:, :-3:-1].T
+    is_clear = first - second > 0.1 * np.abs(expected).max()
+    assert np.array_equal(found.argmax(1)[is_clear], expected.argmax(1)[is_clear])
+    assert is_clear.sum() > 20
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "llama, tied, biases"])
 def test_other_families_are_read_alike(tmp_path: Path, name: str) -> None:
     directory, dense = saved(tmp_path, GPTQ, name)
