@@ -127,8 +127,8 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
         (
-            {"quantization": "awq"},
-            "quantization is 'awq'; it must be one of int8, w8a8, gguf",
+            {"quantization": "fp8"},
+            "quantization is 'fp8'; it must be one of int8, w8a8, gguf, gptq, awq, compressed-ten",
         ),
         ({"load_format": "pt"}, "load_format is 'pt'; it must be one of auto, safetensors, dummy"),
         ({"num_gpu_block": 3}, "unknown option: num_gpu_block=3; did you mean num_gpu_blocks"),

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,13 @@ from pagedserve.native.safetensors_file import read_safetensors
 from tests.support.decoders import save_decoder
 from tests.support.gguf_models import write_gguf
 from tests.support.native import logits_of
+from tests.support.quantized_models import AWQ, GPTQ, PACKED, write_quantized
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
+SCHEMES = {scheme.method: scheme for scheme in (GPTQ, AWQ, PACKED)}
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +357,7 @@ def at_most_more(num_bytes: int) -> Iterator[None]:
 
 
 def damaged_blocks(content: bytes, start: int, random: np.random.Generator) -> bytes:
-    """A GGUF file with random bytes or numbers in its header, cut short, or with scales of NaN."""
+    """A file with random bytes or numbers in its header, cut short, or with scales of NaN."""
     damaged, kind = bytearray(content), random.integers(0, 4)
     if kind == 0:
         for place in random.integers(0, start, 3):
@@ -371,23 +374,33 @@ def damaged_blocks(content: bytes, start: int, random: np.random.Generator) -> b
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("quantization", [None, "gguf", "w8a8"])
+def model_to_damage(original: Path, directory: Path, quantization: str | None) -> tuple[Path, int]:
+    """Weights that have the blocks or numbers of an option, and where their data begin."""
+    if scheme := SCHEMES.get(quantization or ""):
+        file = shutil.copytree(original, directory / "model") / WEIGHTS
+        write_quantized(file.parent, scheme, directory / "dense")
+        return file, 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    file = write_gguf(
+        original, directory / "a.gguf", Type.Q4_0, storages={"v_proj": Type.Q8_0, "down": Type.Q5_1}
+    )
+    return file, min(int(tensor.data_offset) for tensor in gguf.GGUFReader(file).tensors)
+
+
+@pytest.mark.parametrize("quantization", [None, "gguf", "w8a8", *SCHEMES])
 def test_damaged_blocks_are_refused_or_served(
     original: Path, tmp_path: Path, quantization: str | None
 ) -> None:
-    file = write_gguf(
-        original, tmp_path / "a.gguf", Type.Q4_0, storages={"v_proj": Type.Q8_0, "down": Type.Q5_1}
-    )
-    start = min(tensor.data_offset for tensor in gguf.GGUFReader(file).tensors)
+    file, start = model_to_damage(original, tmp_path, quantization)
+    model = file.parent if quantization in SCHEMES else file
     content, random = file.read_bytes(), np.random.default_rng(6)
     num_refused = 0
     with at_most_more(1 << 30):
         for _ in range(100):
-            file.write_bytes(damaged_blocks(content, int(start), random))
+            file.write_bytes(damaged_blocks(content, start, random))
             try:
-                loaded = load(file, quantization=quantization)
+                loaded = load(model, quantization=quantization)
             except ModelLoadError as error:
-                assert "a.gguf" in str(error)  # noqa: PT017
+                assert str(model) in str(error)  # noqa: PT017
                 num_refused += 1
                 continue
             assert logits_of(loaded, np.arange(20, dtype=np.int32)).shape[0] == 20

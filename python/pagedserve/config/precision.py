@@ -1,6 +1,7 @@
 """``PrecisionArgs``: options of the device, of precision and of kernels."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, ForwardRef, Literal, TypeAlias, get_args
 
@@ -11,14 +12,23 @@ from pagedserve.config.options import option
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Backend: TypeAlias = Literal["auto", "torch", "native"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
-Quantization: TypeAlias = Literal["int8", "w8a8", "gguf"]
+Quantization: TypeAlias = Literal["int8", "w8a8", "gguf", "gptq", "awq", "compressed-tensors"]
 
+# Those that keep the numbers of the model's files, by the name of their format.
+FILE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gguf", "gptq", "awq", "compressed-tensors")
 # Those whose products are of bytes, which the native backend computes.
-BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", "gguf")
+BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", *FILE_QUANTIZATIONS)
+
 
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
 
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def quantization_of_files(config: object) -> str | None:
+    """Value of the option that reads files with a ``quantization_config``; None if none does."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    return method if method in FILE_QUANTIZATIONS else None
 
 
 def _device(name: str, value: object) -> str:
@@ -68,7 +78,9 @@ class PrecisionArgs:
         "Quantization of linear layers, on the CPU: int8 stores one byte per weight and a scale "
         "per output feature, a quarter of float32's memory; w8a8 stores one byte per weight and a "
         "scale for 32 of them, and multiplies them with rows of bytes; gguf keeps the blocks of a "
-        "GGUF file and multiplies these with rows of bytes. The native backend runs w8a8 and gguf.",
+        "GGUF file and multiplies these with rows of bytes, and so do gptq, awq and "
+        "compressed-tensors with the 4 or 8 bits of files in these formats. Both backends run "
+        "int8, the native backend the others.",
         concern="precision and kernels",
         unset="none",
     )

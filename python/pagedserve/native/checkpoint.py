@@ -18,6 +18,7 @@ from pagedserve.native.config import DecoderConfig
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.numbers import ComputeDtype, rounded
+from pagedserve.native.quantized_files import convert_quantized
 from pagedserve.native.safetensors_file import read_safetensors
 from pagedserve.native.stored import STORAGES, StoredTensor
 from pagedserve.native.tensor_names import GGUF_NAMES, TensorNames, safetensors_names, shapes_of
@@ -68,10 +69,22 @@ class Checkpoint:
         ).check()
 
     @classmethod
-    def of_directory(cls, model: str, directory: Path, config: DecoderConfig) -> Self:
+    def of_directory(
+        cls,
+        model: str,
+        directory: Path,
+        config: DecoderConfig,
+        quantization: Mapping[str, Any] | None = None,
+    ) -> Self:
         """Weights of the safetensors files of a directory, checked; see `check`.
 
         As in transformers, a head that the files have is read, whatever the config says.
+
+        Args:
+            model: Name of the model in errors.
+            directory: The directory.
+            config: What the model computes.
+            quantization: ``quantization_config`` of files that `convert_quantized` reads.
         """
         try:
             tensors = _tensors_of(directory)
@@ -80,6 +93,8 @@ class Checkpoint:
         except ValueError as error:
             raise ModelLoadError(f"model {model!r}: {error}") from error
         names = safetensors_names(config, "" if _BARE_EMBEDDING in tensors else "model.")
+        if quantization is not None:
+            tensors = convert_quantized(tensors, shapes_of(config, names), quantization)
         head, embedding = tensors.get(names.head), tensors.get(names.embedding)
         if config.head.is_tied and head is not None:
             if embedding is None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from pagedserve._core.cpu import DecoderLayer, use_instructions
 from pagedserve.config import EngineArgs
-from pagedserve.config.precision import Quantization
+from pagedserve.config.precision import FILE_QUANTIZATIONS, Quantization
 from pagedserve.errors import ConfigError, ModelLoadError, PagedServeError, UnsupportedModelError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.families.record import LayerPart
@@ -73,11 +73,6 @@ class OpenedModel:
     @classmethod
     def of(cls, args: EngineArgs, source: ModelSource) -> Self:
         """Read the config and the headers of the weights."""
-        if args.quantization == "gguf" and not source.is_gguf:
-            raise ConfigError(
-                f"quantization is 'gguf', and model {args.model!r} is no GGUF file: give 'int8' or "
-                "'w8a8', or leave it out"
-            )
         gguf = read_gguf(source.path) if source.is_gguf else None
         if gguf is None:  # both files were checked when they were found
             content = _object(source.path / "config.json")
@@ -85,17 +80,44 @@ class OpenedModel:
         else:
             content, generation = config_of_gguf(gguf), {}
             check_config(content)
+        quantization = _kept_quantization(args, source, content)
+        if quantization is not None:
+            content = {name: content[name] for name in content if name != "quantization_config"}
         config = decoder_config(as_generative(content))
         pooling = find_pooling(content, source.path, args.runner)
         if pooling is not None:
             config = with_head(config, pooling)
         _check_sizes(config, compute_dtype(args))
         if gguf is None:
-            checkpoint = Checkpoint.of_directory(args.model, source.path, config)
+            checkpoint = Checkpoint.of_directory(args.model, source.path, config, quantization)
         else:
             checkpoint = Checkpoint.of_gguf(args.model, gguf, config)
         header = None if gguf is None else gguf.header
         return cls(source, checkpoint, pooling, SimpleNamespace(**generation), header)
+
+
+def _kept_quantization(
+    args: EngineArgs, source: ModelSource, content: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """``quantization_config`` of files whose numbers are kept; None for GGUF files and others.
+
+    Raises:
+        ConfigError: The option names another format than that of the files.
+    """
+    if args.quantization not in FILE_QUANTIZATIONS:
+        return None
+    fields: Mapping[str, Any] = content.get("quantization_config") or {}
+    given = "gguf" if source.is_gguf else fields.get("quant_method")
+    if given == args.quantization:
+        return None if source.is_gguf else fields
+    found = "is a GGUF file" if source.is_gguf else f"has quant_method {repr(given)[:80]}"
+    if args.quantization == "gguf":
+        found = "is no GGUF file"
+    accepted = repr(given) if given in FILE_QUANTIZATIONS else "'int8' or 'w8a8'"
+    raise ConfigError(
+        f"quantization is {args.quantization!r}, and model {args.model!r} {found}: give "
+        f"{accepted}, or leave it out"
+    )
 
 
 def open_native(args: EngineArgs, source: ModelSource | None = None) -> OpenedModel:

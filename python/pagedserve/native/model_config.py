@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pagedserve.config.precision import quantization_of_files
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.models.load.config_checks import check_positive
 from pagedserve.models.rotary import ROPE_TYPES, Rope
@@ -67,8 +68,14 @@ def _refuse(family: DecoderFamily, fields: Mapping[str, Any]) -> None:
             value = act if name == "hidden_act" else fields[name]
             raise UnsupportedError(
                 f"{name} is {str(value)[:80]}, which the native backend does not support for "
-                f"model_type {family.model_type!r}: {OTHER_BACKEND}"
+                f"model_type {family.model_type!r}{_without_option(value)}: {OTHER_BACKEND}"
             )
+
+
+def _without_option(value: object) -> str:
+    """Clause that names the option for files of a quantization_config; "" if none reads them."""
+    option = quantization_of_files(value)
+    return f" without quantization={option!r}" if option else ""
 
 
 def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:

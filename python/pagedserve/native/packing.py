@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import PackedWeights, pack_layers
-from pagedserve.config.precision import BYTE_QUANTIZATIONS, Quantization
+from pagedserve.config.precision import FILE_QUANTIZATIONS, Quantization
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.models.families.record import Gate
@@ -110,8 +110,8 @@ class Packer:
             panels, scales = _empty_panels(shape, self.dtype, quantization)
         else:
             panels, scales = _empty_bytes(shape[1], sections), None
-        if sections is None and quantization in BYTE_QUANTIZATIONS:
-            self._converted += tensors
+        if sections is None:
+            self._converted += [t for t in tensors if _is_converted(t, quantization)]
         planned = Linear(
             parts=parts,
             tensors=tensors,
@@ -200,7 +200,9 @@ def _sections(
     if quantization == "w8a8":
         has_blocks = tensors[0].shape[1] % STORAGES[_BYTES][0] == 0
         return [(_BYTES, sum(tensor.shape[0] for tensor in tensors))] if has_blocks else None
-    if quantization != "gguf" or any(tensor.storage not in BLOCK_FORMATS for tensor in tensors):
+    if quantization not in FILE_QUANTIZATIONS or any(
+        tensor.storage not in BLOCK_FORMATS for tensor in tensors
+    ):
         return None
     sections = [
         (storage, sum(tensor.shape[0] for tensor in group))
@@ -209,6 +211,16 @@ def _sections(
     # A panel is of one format, and a gate shares panels with what it gates.
     shares = any(num_features % _PANEL_FEATURES for _, num_features in sections[:-1])
     return None if shares or (is_gated and len(sections) > 1) else sections
+
+
+def _is_converted(tensor: StoredTensor, quantization: Quantization | None) -> bool:
+    """Whether floats are other numbers than the option promises for a matrix.
+
+    Formats of directories leave some matrices as floats, which stay such.
+    """
+    if quantization in ("w8a8", "gguf"):
+        return True
+    return quantization in FILE_QUANTIZATIONS and tensor.storage in BLOCK_FORMATS
 
 
 def _empty_panels(

@@ -5,7 +5,11 @@ import weakref
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Final
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagedserve.models.load.safetensors_header import TensorEntry
 from pagedserve.regular_files import opened
@@ -87,6 +91,29 @@ class WeightFile:
     def read_ahead(self) -> None:
         """Let the system read the file into its cache, in the background."""
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+class MemoryFile(WeightFile):
+    """Weights converted in memory, read like those of a file; `append` is thread-safe."""
+
+    def __init__(self) -> None:
+        """Create an empty one."""
+        self._descriptor = os.memfd_create("pagedserve-weights", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.path = Path("converted weights")
+        self.size = 0
+        self._lock = Lock()
+
+    def append(self, content: NDArray[Any]) -> int:
+        """Append the bytes of a contiguous array; return the offset of the first."""
+        rest = content.reshape(-1).view(np.uint8).data
+        with self._lock:
+            first, self.size = self.size, self.size + len(rest)
+        offset = first
+        while rest:
+            num_bytes = os.pwrite(self.fileno(), rest, offset)
+            rest, offset = rest[num_bytes:], offset + num_bytes
+        return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ def test_fp8_weights_run_in_the_dtype_that_is_asked_for(
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "GPTQ.*optimum"),
-        ({"quant_method": "awq", "bits": 4}, "AWQ.*gptqmodel"),
+        ({"quant_method": "gptq", "bits": 4}, "GPTQ.*optimum.*quantization='gptq' reads"),
+        ({"quant_method": "awq", "bits": 4}, "AWQ.*gptqmodel.*quantization='awq' reads"),
         ({"quant_method": "fbgemm_fp8"}, "fbgemm fp8.*GPU"),
     ],
 )

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from pagedserve.config.precision import quantization_of_files
+
 _DENSE: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -41,6 +43,12 @@ def check_quant_method(config: PreTrainedConfig) -> None:
         raise ValueError(
             f"quantization_config.quant_method is {method!r}; it must be one of {', '.join(known)}"
         )
+
+
+def option_without_library(config: PreTrainedConfig) -> str:
+    """Clause of an error that names the option which needs no library; "" if there is none."""
+    option = quantization_of_files(getattr(config, "quantization_config", None))
+    return f"; on the CPU quantization={option!r} reads them without a library" if option else ""
 
 
 def is_quantized(model: PreTrainedModel) -> bool:

@@ -38,7 +38,7 @@ from pagedserve.models.load.checkpoint_checks import (
 )
 from pagedserve.models.load.dummy import dummy_model
 from pagedserve.models.load.files import ModelFiles, architecture_of, first_line, one_line
-from pagedserve.models.load.quantized import has_quantized_files, use_dtype
+from pagedserve.models.load.quantized import has_quantized_files, option_without_library, use_dtype
 from pagedserve.parallel.group import RankGroup
 from pagedserve.parallel.plan import read_plan
 from pagedserve.pooling.rules import PoolingRules
@@ -162,6 +162,7 @@ def _load_errors(files: ModelFiles) -> Iterator[None]:
                 "language model that attends through transformers' attention interface "
                 f"({first_line(error)})"
             ) from error
+        other = option_without_library(files.hf_config) if isinstance(error, ImportError) else ""
         raise ModelLoadError(
-            f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}"
+            f"model {files.name!r}: its weights cannot be loaded: {one_line(error)}{other}"
         ) from error
