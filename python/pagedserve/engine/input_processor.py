@@ -212,6 +212,7 @@ class InputProcessor:
             adapter=adapter,
             images=images,
             encoder=encoder,
+            prediction=self._predicted(params.prediction),
         )
         if len(output_token_ids):
             continue_behind(
@@ -296,6 +297,10 @@ class InputProcessor:
         return ThinkingBudget(
             self._tags, budget, prompt_token_ids=token_ids, num_drafts=self.args.num_drafts
         )
+
+    def _predicted(self, text: str | None) -> list[int]:
+        """Tokens of a prediction; none where no draft token is verified."""
+        return self._encode_word(text) if text is not None and self.args.num_drafts else []
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         skip = params.skip_special_tokens

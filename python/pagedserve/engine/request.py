@@ -100,6 +100,7 @@ class Request:
         images: Images of its prompt; None if it has none.
         encoder: Encoder input; None if the model has no encoder.
         pooled: Vector of a pooling model, float32 ``[F]``.
+        prediction: Tokens of its prediction; empty without one, or without draft tokens.
         sequences: Sequences in the order of their indices; for beam search, the unfinished beams.
         is_plain: Whether a step adds only a token: one sequence, and text and log-probabilities are
             not needed before the end.
@@ -128,6 +129,7 @@ class Request:
     images: PromptImages | None = None
     encoder: EncoderInput | None = None
     pooled: NDArray[np.float32] | None = None
+    prediction: SequenceOf[int] = ()
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1

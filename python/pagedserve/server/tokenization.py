@@ -145,6 +145,11 @@ class Tokenization:
         if len(text) > most:
             raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
 
+    def check_prediction(self, body: Body) -> None:
+        """Refuse a prediction that is too long to tokenize; see `check_length`."""
+        if body.prediction is not None:
+            self.check_length(body.prediction.text, "prediction")
+
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize a text outside the event loop.
 
