@@ -38,11 +38,9 @@ class Usage:
 
     def count_prediction(self, place: int, output: RequestOutput) -> None:
         """Count the prediction of the prompt at index ``place``, from its last output."""
-        metrics = output.metrics
-        if metrics is not None:
-            accepted = metrics.num_accepted_prediction_tokens
-            self.accepted[place] = accepted
-            self.rejected[place] = metrics.num_prediction_tokens - accepted
+        accepted = output.metrics.num_accepted_prediction_tokens
+        self.accepted[place] = accepted
+        self.rejected[place] = output.metrics.num_prediction_tokens - accepted
 
     def shown(self, *, with_details: bool) -> dict[str, object]:
         """Build the ``usage`` object of the response."""
