@@ -20,6 +20,7 @@ SHARED = {
     "device",
     "errors",
     "extras",
+    "plugins",
     "references",
     "regular_files",
     "sigint",

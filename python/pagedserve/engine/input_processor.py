@@ -15,6 +15,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.grammars import LazyGrammarCompiler, grammar_of
 from pagedserve.engine.pooling_inputs import PoolingProcessor
+from pagedserve.engine.processors import ProcessorFactory, with_processors
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.stats import request_time
@@ -51,6 +52,7 @@ class InputProcessor:
         args: Options of the engine.
         images: Image placer; None if the model does not accept images.
         audio: Computes features of audio; None if the model does not accept audio.
+        processors: Create the logits processors of each request.
         grammars: Grammar compiler.
     """
 
@@ -62,6 +64,7 @@ class InputProcessor:
     args: EngineArgs
     images: ImagePlacer | None = None
     audio: AudioFeatures | None = None
+    processors: tuple[ProcessorFactory, ...] = ()
     grammars: LazyGrammarCompiler = field(init=False)
     _pooling: PoolingProcessor | None = field(init=False, default=None)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -88,6 +91,8 @@ class InputProcessor:
         executor: Executor,
         scheduler: Scheduler,
         config: SchedulerConfig,
+        *,
+        processors: tuple[ProcessorFactory, ...],
     ) -> Self:
         """Create the input processor of an engine.
 
@@ -103,6 +108,7 @@ class InputProcessor:
             args=args,
             images=_image_placer(args, tokenizer, executor),
             audio=_audio_features(args, executor.model_info),
+            processors=processors,
         )
 
     def process(
@@ -160,6 +166,7 @@ class InputProcessor:
         self._check_generates(prompt, name)
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
+        params = with_processors(params, self.processors)
         tokenized, images = self._tokenized(prompt, params, lora_request, name)
         token_ids = tokenized.token_ids
         self._check_params(params)
