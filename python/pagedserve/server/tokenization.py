@@ -87,6 +87,16 @@ class Tokenization:
         known = self._tool_format(None) if self._template(None) else None
         return known is not None and known.is_generic
 
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether the model may choose to call tools: the format of its calls is known."""
+        return self._tool_format(None) is not None
+
+    @property
+    def shown_template(self) -> str:
+        """The chat template of requests; empty without one."""
+        return str(self._template(None) or "")
+
     def _template(self, given: str | None) -> str | None:
         """The chat template of a request, which may have given its own."""
         return given or self.chat_template or self.client.tokenizer.chat_template
