@@ -48,6 +48,7 @@ DEFAULTS = {
     "structured_outputs": None,
     "top_n_sigma": -1.0,
     "thinking_token_budget": None,
+    "prediction": None,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 
@@ -87,6 +88,7 @@ SAMPLED: dict[str, Any] = {
     "output_kind": RequestOutputKind.DELTA,
     "top_n_sigma": 1.5,
     "thinking_token_budget": 100,
+    "prediction": "Yes.",
 }
 
 

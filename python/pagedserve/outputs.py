@@ -105,6 +105,8 @@ class RequestMetrics:
             summed over its sequences.
         num_draft_tokens: Draft tokens that were verified.
         num_accepted_tokens: Draft tokens that were accepted.
+        num_prediction_tokens: Draft tokens of the request's prediction that were verified.
+        num_accepted_prediction_tokens: Those of them that were accepted.
     """
 
     arrival_time: float
@@ -117,6 +119,8 @@ class RequestMetrics:
     num_recomputed_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_prediction_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
 
     @property
     def time_in_queue(self) -> float | None:

@@ -129,7 +129,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("num_scheduler_steps", (1, None), "every step is scheduled"),
     **_absent("disable_sliding_window", (False, None), "a model's sliding window always applies"),
     **_absent("compilation_config", (None, 0, {}), "models are not compiled"),
-    **_absent("logits_processors", (None, [], ()), "give them to SamplingParams"),
     **_absent("logprobs_mode", ("raw_logprobs", None), "log-probabilities are the model's own"),
     **_absent("max_num_partial_prefills max_long_partial_prefills", (1, None), _NO_PREFILL_LIMIT),
     **_absent("long_prefill_token_threshold", (0, None), _NO_PREFILL_LIMIT),
@@ -155,9 +154,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     ),
     **_absent("stream_interval", (1, None), "give stream_interval in requests to a server"),
     # Options of vLLM's server.
-    **_absent(
-        "tool_parser_plugin", (None, ""), "give tool_call_parser; parsers are not loaded from files"
-    ),
     **_absent("tool_server", (None, ""), "tools are called by the client"),
 }
 

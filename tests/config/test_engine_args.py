@@ -148,12 +148,16 @@ def test_every_field_can_be_given_on_the_command_line() -> None:
         max_cpu_loras=3,
         disable_log_stats=True,
         cpu_instructions="avx2",
+        logits_processors=("a:B", "c"),
     )
     argv = []
     for name, value in dataclasses.asdict(given).items():
         if value is None:
             continue
         option = f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            argv += [option, *value]
+            continue
         shown = json.dumps(value) if isinstance(value, dict) else str(value)
         argv += [option] if value is True else [option, shown]
     assert parse(*argv) == given

@@ -97,7 +97,7 @@ def test_python_runs(
     stand_in_server: Served,
 ) -> None:
     names = {"smollm2": str(stand_in), SERVER: str(stand_in_server.http.base_url)}
-    if "OpenAI(" in example.code or "Anthropic(" in example.code:
+    if any(package in example.code for package in ("OpenAI(", "Anthropic(", "ollama.Client(")):
         del names["smollm2"]  # the name of the served model
     run(example, small_models | names)
 

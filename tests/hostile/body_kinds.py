@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
+from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody
 from pagedserve.server.protocol import (
     ABSENT,
     ChatBody,
@@ -30,6 +31,8 @@ _MODELS: Final[dict[str, Any]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
+    "/api/chat": OllamaChatBody,
+    "/api/generate": GenerateBody,
     "/v1/responses": ResponsesBody,
     "/v1/responses/input_tokens": ResponsesBody,
     "/tokenize": TokenizeBody,
@@ -120,11 +123,13 @@ def wrong_types(rng: Random) -> Sent:
     names = [*_MODELS[path].model_fields, *ABSENT]
     body: dict[str, Any] = dict({"prompt": "a"} if "prompt" in _MODELS[path].model_fields else {})
     body |= {name: value(rng) for name in rng.sample(names, rng.randrange(1, 5))}
-    if path in {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"}:
+    if "messages" in _MODELS[path].model_fields and path != "/tokenize":
         body.setdefault("messages", [{"role": "user", "content": value(rng)}])
     if path.startswith("/v1/responses"):
         body.setdefault("input", value(rng))
         body.setdefault("max_output_tokens", 4)
+    elif path.startswith("/api/"):
+        body.setdefault("options", {"num_predict": 4})
     else:
         body.setdefault("max_tokens", 4)
     return path, body

@@ -20,6 +20,7 @@ SHARED = {
     "device",
     "errors",
     "extras",
+    "plugins",
     "references",
     "regular_files",
     "sigint",
@@ -157,6 +158,7 @@ MANY_FIELDS = {
     "bench.options.BenchOptions",  # a table of options, as the next three
     "config.engine_options.EngineOptions",
     "sampling_params.options.SamplingOptions",
+    "server.ollama.protocol.Options",  # fields of Ollama's protocol
     "server.options.ServerArgs",
     "server.protocol.Body",
     "server.responses.body.ResponsesBody",  # fields of OpenAI's protocol

@@ -18,6 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody, MessagesErrorBody
+from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody
+from pagedserve.server.ollama.routes import OllamaErrorBody
 from pagedserve.server.protocol import ABSENT, ChatBody, CompletionBody, ErrorBody, TokenizeBody
 from pagedserve.server.responses.body import ResponsesBody
 from tests.server.conftest import TEMPLATE, Serve, Served
@@ -96,7 +98,11 @@ def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         else {"input": st.text(max_size=9) | ITEMS}
     )
     most = "max_tokens" if "max_tokens" in kind.model_fields else "max_output_tokens"
-    short = st.fixed_dictionaries({}, optional={most: st.integers(0, 9)})
+    short: st.SearchStrategy[dict[str, Any]]
+    if "options" in kind.model_fields:
+        short = st.just({"options": {"num_predict": 9}})
+    else:
+        short = st.fixed_dictionaries({}, optional={most: st.integers(0, 9)})
     return st.builds(
         lambda *parts: {name: value for part in parts for name, value in part.items()},
         good,
@@ -114,6 +120,8 @@ def bodies(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         ("/v1/messages", MessagesBody),
         ("/v1/messages/count_tokens", CountTokensBody),
         ("/v1/responses", ResponsesBody),
+        ("/api/chat", OllamaChatBody),
+        ("/api/generate", GenerateBody),
     ],
 )
 def test_whatever_comes_is_answered_or_refused(
@@ -129,6 +137,8 @@ def test_whatever_comes_is_answered_or_refused(
         assert answer.status_code in STATUSES, answer.text
         if kind in (MessagesBody, CountTokensBody):
             check_message(answer)
+        elif kind in (OllamaChatBody, GenerateBody):
+            check_lines(answer)
         else:
             check(answer)
 
@@ -145,6 +155,15 @@ def check_message(answer: httpx.Response) -> None:
         assert answer.text.endswith('data: {"type": "message_stop"}\n\n')
     else:
         assert answer.json()
+
+
+def check_lines(answer: httpx.Response) -> None:
+    """A response of Ollama's API is what it states."""
+    if answer.status_code != 200:
+        assert OllamaErrorBody.model_validate_json(answer.content).error
+    else:
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
 def check(answer: httpx.Response) -> None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagedserve import LLM
+from pagedserve import LLM, LLMEngine
 from pagedserve.drafts.load import StepTimes
 from pagedserve.drafts.proposer import DraftedText
 from tests.support.tiny import VOCAB_SIZE
@@ -56,9 +56,14 @@ class Noise(Guesser):
 
 def drafting(llm: LLM, proposer: Any = None) -> LLM:
     """An engine that drafts whatever it costs, by a proposer of the test's."""
-    drafter = llm.llm_engine._loop._drafter
+    draft_always(llm.llm_engine, proposer)
+    return llm
+
+
+def draft_always(engine: LLMEngine, proposer: Any = None) -> None:
+    """Have an engine draft whatever it costs, by a proposer of the test's."""
+    drafter = engine._loop._drafter
     assert drafter is not None
     drafter._times = FlatTimes()
     if proposer is not None:
         drafter._proposer = proposer
-    return llm

@@ -68,6 +68,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     generation_config: str | None
     override_generation_config: Mapping[str, Any] | None
+    logits_processors: tuple[str, ...] | None
     reasoning_config: ReasoningFormat | Mapping[str, Any] | None
     decision_log: str | None
     decision_log_max_bytes: int | None

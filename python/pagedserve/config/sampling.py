@@ -42,6 +42,14 @@ class SamplingArgs:
         unset="none",
         parse=parse_mapping,
     )
+    logits_processors: tuple[str, ...] = option(
+        (),
+        checks.each(checks.text, "a list of module:Class"),
+        "Classes whose method new_req_logits_processor gives a request its logits processor, or "
+        "None: module:Class, or an entry point of pagedserve.logits_processors.",
+        concern="sampling",
+        unset="none",
+    )
     reasoning_config: ReasoningFormat | None = option(
         None,
         checks.optional(ReasoningFormat.of),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagedserve._core import TokenLookup
+from pagedserve.drafts.prediction import Prediction
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +19,8 @@ class DraftedText:
         acceptance: Recent acceptance rate of its draft tokens.
         lookup: Index of its tokens, once a lookup was needed.
         num_looked_up: Number of its tokens in the index.
+        prediction: The caller's prediction of it; None without one.
+        is_predicted: Whether its last draft tokens are of the prediction.
     """
 
     prompt_token_ids: Sequence[int]
@@ -26,6 +29,8 @@ class DraftedText:
     acceptance: float = 0.5
     lookup: TokenLookup | None = None
     num_looked_up: int = field(default=0)
+    prediction: Prediction | None = None
+    is_predicted: bool = False
 
     def __len__(self) -> int:
         """Number of its tokens, prompt and new ones."""

@@ -1,9 +1,10 @@
 """Draft tokens of a step: proposed, budgeted, and counted after verification.
 
 A step without prompts gets draft tokens if that makes it faster (`pagedserve.drafts.load`): those
-that a grammar or a thinking budget forces, else those of the proposer.  Sequences whose next token
-is not one sample from a function of the tokens before get none: beam searches, and custom logits
-processors, which may count their calls.
+that a grammar or a thinking budget forces, else those of the request's prediction while its output
+follows it, else those of the proposer.  Sequences whose next token is not one sample from a
+function of the tokens before get none: beam searches, and custom logits processors, which may count
+their calls.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.drafts.load import CERTAIN, StepTimes, can_gain, share_out
 from pagedserve.drafts.lookup import OutputLookup, TextLookup
 from pagedserve.drafts.model import DraftEngine, DraftModel
+from pagedserve.drafts.prediction import Prediction
 from pagedserve.drafts.proposer import DraftedText, Proposer
 from pagedserve.engine.request import Request, Sequence
 from pagedserve.engine.stats import EngineStats
@@ -30,6 +32,8 @@ _WEIGHT: Final = 0.1
 # Weight of a step without drafts, towards the unknown: drafts may be worth trying again.
 _FORGETTING: Final = 0.01
 _UNKNOWN: Final = 0.5
+# Expected acceptance of a prediction before its first draft token.
+_PREDICTED: Final = 0.9
 
 
 class StepDrafts(NamedTuple):
@@ -67,7 +71,14 @@ class Drafter:
     """Requests as many draft tokens from a proposer as are worth their cost."""
 
     def __init__(
-        self, proposer: Proposer, stats: EngineStats, *, most: int, max_tokens: int, max_len: int
+        self,
+        proposer: Proposer,
+        stats: EngineStats,
+        *,
+        most: int,
+        match_lengths: tuple[int, int],
+        max_tokens: int,
+        max_len: int,
     ) -> None:
         """Store the components.
 
@@ -75,12 +86,15 @@ class Drafter:
             proposer: Proposer of draft tokens.
             stats: Counters to update.
             most: Maximum draft tokens per row.
+            match_lengths: Minimum number of tokens by which the place in a prediction is found
+                again, and maximum number compared.
             max_tokens: Maximum tokens per step.
             max_len: Maximum tokens of a sequence.
         """
         self._proposer = proposer
         self._stats = stats
         self._most = most
+        self._match_lengths = match_lengths
         self._max_tokens = max_tokens
         self._max_len = max_len
         self._times = StepTimes()
@@ -109,26 +123,27 @@ class Drafter:
         budget = self._budget(scheduled)
         if budget <= 0:
             return None
-        forced = [_forced(sequence) for sequence in sequences]
-        texts = [_text(sequence) for sequence in sequences]
-        rooms, chances = [], []
-        for sequence, text, tokens in zip(sequences, texts, forced, strict=True):
+        texts = [self._text(sequence) for sequence in sequences]
+        rooms, chances, known = [], [], []
+        for sequence, text in zip(sequences, texts, strict=True):
             room = self._room(sequence)
+            forced = _forced(sequence)
+            tokens = forced or _predicted(sequence, text, room)
+            text.is_predicted = bool(tokens) and not forced
+            known.append(tokens)
             rooms.append(min(room, len(tokens)) if tokens else room)
-            chances.append(CERTAIN if tokens else text.acceptance)
+            chances.append(CERTAIN if forced else text.acceptance)
         shares = share_out(self._times, chances, rooms, budget)
         for text, share in zip(texts, shares, strict=True):
             if not share:
                 text.acceptance += _FORGETTING * (_UNKNOWN - text.acceptance)
-        drafts = [tokens[:share] for tokens, share in zip(forced, shares, strict=True)]
+        drafts = [tokens[:share] for tokens, share in zip(known, shares, strict=True)]
         asked = [sample for sample, share in enumerate(shares) if share and not drafts[sample]]
         found = self._proposer.propose(
             [texts[sample] for sample in asked], [shares[sample] for sample in asked]
         )
         for sample, tokens in zip(asked, found, strict=True):
-            sequence = sequences[sample]
-            row_sampler = sequence.request.row_sampler
-            drafts[sample] = row_sampler.possible(sequence.token_ids, sequence.index, tokens)
+            drafts[sample] = _possible(sequences[sample], tokens)
         drafted = [(sample, tokens) for sample, tokens in enumerate(drafts) if tokens]
         if not drafted:
             return None
@@ -142,12 +157,15 @@ class Drafter:
             if tokens is None:
                 continue
             sequence, count = update.sequences[output], len(update.accepted.get(output, ()))
-            text = _text(sequence)
+            text = self._text(sequence)
             for place in range(min(count + 1, len(tokens))):
                 text.acceptance += _WEIGHT * (float(place < count) - text.acceptance)
             metrics = sequence.request.metrics
             metrics.num_draft_tokens += len(tokens)
             metrics.num_accepted_tokens += count
+            if text.is_predicted:
+                metrics.num_prediction_tokens += len(tokens)
+                metrics.num_accepted_prediction_tokens += count
             self._stats.record_drafts(len(tokens), count)
 
     def observe(self, scheduled: SchedulerOutputs, seconds: float) -> None:
@@ -159,7 +177,17 @@ class Drafter:
         """Record the end of a request; one with prompt_logprobs has a unique salt."""
         if request.prompt_logprobs is None:
             for sequence in request.sequences:
-                self._proposer.end(_text(sequence))
+                self._proposer.end(self._text(sequence))
+
+    def _text(self, sequence: Sequence) -> DraftedText:
+        if sequence.drafted is None:
+            request = sequence.request
+            prompt, salt = request.prompt_token_ids, request.salt
+            sequence.drafted = DraftedText(prompt, sequence.token_ids, salt)
+            if request.prediction:
+                sequence.drafted.prediction = Prediction(request.prediction, *self._match_lengths)
+                sequence.drafted.acceptance = _PREDICTED
+        return sequence.drafted
 
     def _budget(self, scheduled: SchedulerOutputs) -> int:
         """Maximum drafts of a step like this; 0 if drafts cannot make it faster."""
@@ -218,6 +246,7 @@ def drafter_of(
         proposer,
         stats,
         most=drafts.num_speculative_tokens,
+        match_lengths=drafts.match_lengths,
         max_tokens=config.max_num_batched_tokens,
         max_len=config.max_model_len,
     )
@@ -246,8 +275,12 @@ def _forced(sequence: Sequence) -> list[int]:
     return sequence.request.row_sampler.forced(sequence.token_ids, sequence.index)
 
 
-def _text(sequence: Sequence) -> DraftedText:
-    if sequence.drafted is None:
-        request = sequence.request
-        sequence.drafted = DraftedText(request.prompt_token_ids, sequence.token_ids, request.salt)
-    return sequence.drafted
+def _predicted(sequence: Sequence, text: DraftedText, most: int) -> list[int]:
+    if text.prediction is None:
+        return []
+    return _possible(sequence, text.prediction.propose(text.token_ids, most))
+
+
+def _possible(sequence: Sequence, tokens: list[int]) -> list[int]:
+    row_sampler = sequence.request.row_sampler
+    return row_sampler.possible(sequence.token_ids, sequence.index, tokens)

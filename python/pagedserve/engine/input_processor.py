@@ -15,6 +15,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.grammars import LazyGrammarCompiler, grammar_of
 from pagedserve.engine.pooling_inputs import PoolingProcessor
+from pagedserve.engine.processors import ProcessorFactory, with_processors
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.stats import request_time
@@ -52,6 +53,7 @@ class InputProcessor:
         args: Options of the engine.
         images: Image placer; None if the model does not accept images.
         audio: Computes features of audio; None if the model does not accept audio.
+        processors: Create the logits processors of each request.
         grammars: Grammar compiler.
     """
 
@@ -63,6 +65,7 @@ class InputProcessor:
     args: EngineArgs
     images: ImagePlacer | None = None
     audio: AudioFeatures | None = None
+    processors: tuple[ProcessorFactory, ...] = ()
     grammars: LazyGrammarCompiler = field(init=False)
     _pooling: PoolingProcessor | None = field(init=False, default=None)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -89,6 +92,8 @@ class InputProcessor:
         executor: Executor,
         scheduler: Scheduler,
         config: SchedulerConfig,
+        *,
+        processors: tuple[ProcessorFactory, ...],
     ) -> Self:
         """Create the input processor of an engine.
 
@@ -104,6 +109,7 @@ class InputProcessor:
             args=args,
             images=_image_placer(args, tokenizer, executor),
             audio=_audio_features(args, executor.model_info),
+            processors=processors,
         )
 
     def process(
@@ -163,6 +169,7 @@ class InputProcessor:
             self._check_branches(prompt, params, name)
         vocab_size = self.model.vocab_size
         params = params.resolved(max_model_len=self.max_model_len, vocab_size=vocab_size)
+        params = with_processors(params, self.processors)
         tokenized, images = self._tokenized(prompt, params, lora_request, name)
         token_ids = tokenized.token_ids
         self._check_params(params)
@@ -216,6 +223,7 @@ class InputProcessor:
             images=images,
             encoder=encoder,
             branches=prompt.branches,
+            prediction=self._predicted(params.prediction),
         )
         if len(output_token_ids):
             continue_behind(
@@ -324,6 +332,10 @@ class InputProcessor:
         return ThinkingBudget(
             self._tags, budget, prompt_token_ids=token_ids, num_drafts=self.args.num_drafts
         )
+
+    def _predicted(self, text: str | None) -> list[int]:
+        """Tokens of a prediction; none where no draft token is verified."""
+        return self._encode_word(text) if text is not None and self.args.num_drafts else []
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         skip = params.skip_special_tokens

@@ -187,7 +187,7 @@ def input_cost(prompt: Prompt, params: SamplingParams | PoolingParams | None) ->
     if isinstance(params, PoolingParams):
         return cost + SMALL_COST + 1
     if params is not None:
-        cost += _WORD_COST * len(params.bad_words)
+        cost += _WORD_COST * len(params.bad_words) + len(params.prediction or "")
     return cost
 
 

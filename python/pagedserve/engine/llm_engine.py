@@ -25,6 +25,7 @@ from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
+from pagedserve.engine.processors import load_processors
 from pagedserve.engine.request import Request, RequestTable
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import EngineDeadError, InvariantError
@@ -87,6 +88,7 @@ class LLMEngine(ModelOwner):
             EngineDeadError: This process was forked from one that has created an engine.
         """
         self.guard = EngineGuard()
+        self._processors = load_processors(args.logits_processors)
         with loading(args.model, is_shown=args.use_tqdm_on_load):
             used, executor = load(args, tokenizer, executor)
         self._args = args
@@ -111,7 +113,9 @@ class LLMEngine(ModelOwner):
         built = build(args, executor)
         self.memory, self._scheduler, config = built.memory, built.scheduler, built.config
         self._cache_config = cache_config(args, built.cache, self.memory, self.model_info)
-        self.input_processor = InputProcessor.of(args, tokenizer, executor, self._scheduler, config)
+        self.input_processor = InputProcessor.of(
+            args, tokenizer, executor, self._scheduler, config, processors=self._processors
+        )
         self.adapters = AdapterTable(
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
         )

@@ -104,6 +104,7 @@ class Request:
         encoder: Encoder input; None if the model has no encoder.
         branches: Branches of its prompt, one for each sequence.
         pooled: Vector of a pooling model, float32 ``[F]``.
+        prediction: Tokens of its prediction; empty without one, or without draft tokens.
         sequences: Sequences in the order of their indices; for beam search, the unfinished beams.
         is_plain: Whether a step adds only a token: one sequence, and text and log-probabilities are
             not needed before the end.
@@ -133,6 +134,7 @@ class Request:
     encoder: EncoderInput | None = None
     branches: tuple[ParsedBranch, ...] = ()
     pooled: NDArray[np.float32] | None = None
+    prediction: SequenceOf[int] = ()
     sequences: list[Sequence] = field(default_factory=list)
     is_plain: bool = False
     group: int = -1

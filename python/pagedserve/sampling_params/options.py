@@ -309,6 +309,16 @@ class SamplingOptions:
         concern="length",
         unset="no budget",
     )
+    prediction: str | None = parameter(
+        None,
+        checks.optional(checks.text),
+        "Text that the output probably has. With speculative_config its tokens are draft tokens "
+        "where the output follows it, which changes the time of the output, never the output; "
+        "docs/speculation.md describes it.",
+        concern="text",
+        request="own",
+        unset="none",
+    )
 
     def __post_init__(
         self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None

@@ -49,7 +49,7 @@ class Answer(Response):
         """
         super().__init__()
         self._events = events
-        self._kind = b"text/event-stream; charset=utf-8" if streams else media_type.encode()
+        self._media_type = media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
         self._failure = failure
@@ -83,7 +83,8 @@ class Answer(Response):
                 self._error = reported(error)
                 await error_response(self._error, scope)(scope, _nothing, send)
                 return
-            headers = [(b"content-type", self._kind)]
+            kind = scope["api"].stream_type if self._streams else self._media_type
+            headers = [(b"content-type", kind)]
             if self._streams:
                 headers.append((b"cache-control", b"no-cache"))
             else:

@@ -23,6 +23,8 @@ class Api:
         error_event: Start of the event of an error in a stream, before its body.
         keep_alive: What a stream sends after a long silence.
         stream_end: What ends a stream, also one that failed.
+        event_end: End of the event of an error.
+        stream_type: Content type of a stream.
         request_id_headers: Headers of a response with the id of its request.
     """
 
@@ -30,6 +32,8 @@ class Api:
     error_event: bytes
     keep_alive: bytes
     stream_end: bytes
+    event_end: bytes = b"\n\n"
+    stream_type: bytes = b"text/event-stream; charset=utf-8"
     request_id_headers: tuple[bytes, ...] = (b"x-request-id",)
 
     def error(self, error: ServerError, request_id: str) -> bytes:
@@ -67,7 +71,7 @@ def error_response(error: ServerError, scope: Scope) -> Response:
 def error_event(error: ServerError, scope: Scope) -> bytes:
     """The event of an error in a stream, in the format of its request's API."""
     api: Api = scope["api"]
-    return api.error_event + api.error(error, scope["request_id"]) + b"\n\n"
+    return api.error_event + api.error(error, scope["request_id"]) + api.event_end
 
 
 def typed_event(kind: str, **fields: object) -> str:

@@ -25,6 +25,8 @@ from pagedserve.server.errors import ServerError, reported
 from pagedserve.server.gate import Gate
 from pagedserve.server.messages import api as messages_api
 from pagedserve.server.messages.routes import add_messages
+from pagedserve.server.ollama import api as ollama_api
+from pagedserve.server.ollama.routes import add_ollama
 from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.pooling import (
     classification_job,
@@ -90,6 +92,7 @@ def build_app(context: Context) -> ASGIApp:
     add_messages(app, context)
     add_responses(app, context)
     add_decisions(app, context)
+    add_ollama(app, context)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)
@@ -98,7 +101,11 @@ def build_app(context: Context) -> ASGIApp:
     if context.args.enable_admin_routes:
         _add_admin(app, context)
     _add_schema(app)
-    apis = {messages_api.ROOT: messages_api.MESSAGES, responses_api.ROOT: responses_api.RESPONSES}
+    apis = {
+        messages_api.ROOT: messages_api.MESSAGES,
+        responses_api.ROOT: responses_api.RESPONSES,
+        ollama_api.ROOT: ollama_api.OLLAMA,
+    }
     return _for_pages(Gate(app, context, apis), context.args)
 
 

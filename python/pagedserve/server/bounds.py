@@ -238,7 +238,8 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
             continue
         for name, value in message.items():
             shown.append(name)
-            shown += _without_images(value) if name == "content" else [value]
+            if name != "images":  # of Ollama's messages
+                shown += _without_images(value) if name == "content" else [value]
     size = _num_characters(shown)
     if size > most:
         raise RequestError(

@@ -79,6 +79,7 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     if not body.messages:
         raise RequestError("messages is empty; it must have at least one message", param="messages")
     check_num_choices(body, context.admission.max_num_seqs)
+    context.text.check_prediction(body)
     check_tools(body)
     reader = await context.text.answer_reader(body)
     shows_tags = await context.text.has_special(reader.tags)

@@ -42,6 +42,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     await context.check_generates()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     check_num_choices(body, context.admission.max_num_seqs)
+    context.text.check_prediction(body)
     default, closes = context.default_params.result(), context.args.close_schemas
     make_params = partial(completion_params, body, default, closes=closes)
     params = await context.for_body(make_params, num_bytes=body.num_bytes)

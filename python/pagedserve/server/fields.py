@@ -159,6 +159,31 @@ class ResponseFormat(NullsLeftOut):
         return schema is not None and schema.strict is True
 
 
+class PredictedText(NullsLeftOut):
+    """A part of a predicted output."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedContent(NullsLeftOut):
+    """A predicted output in OpenAI's format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+    @property
+    def text(self) -> str:
+        """Its whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class Function(NullsLeftOut):
     """A function that the model may call."""
 

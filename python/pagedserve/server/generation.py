@@ -21,16 +21,26 @@ class Usage:
         prompt_tokens: Prompt tokens of each prompt.
         cached_tokens: Prompt tokens of each that were found in the prefix cache.
         completion_tokens: New tokens of all outputs.
+        accepted: Accepted draft tokens of each prediction that has ended.
+        rejected: Its rejected ones.
     """
 
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     completion_tokens: int = 0
+    accepted: dict[int, int] = field(default_factory=dict)
+    rejected: dict[int, int] = field(default_factory=dict)
 
     def count_prompt(self, place: int, output: RequestOutput) -> None:
         """Count the prompt at index ``place``, from its first output."""
         self.prompt_tokens[place] = len(output.prompt_token_ids)
         self.cached_tokens[place] = output.num_cached_tokens or 0
+
+    def count_prediction(self, place: int, output: RequestOutput) -> None:
+        """Count the prediction of the prompt at index ``place``, from its last output."""
+        accepted = output.metrics.num_accepted_prediction_tokens
+        self.accepted[place] = accepted
+        self.rejected[place] = output.metrics.num_prediction_tokens - accepted
 
     def shown(self, *, with_details: bool) -> dict[str, object]:
         """Build the ``usage`` object of the response."""
@@ -43,6 +53,11 @@ class Usage:
         if with_details:
             cached = sum(self.cached_tokens.values())
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.accepted:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(self.accepted.values()),
+                "rejected_prediction_tokens": sum(self.rejected.values()),
+            }
         return usage
 
 

@@ -296,6 +296,8 @@ class TokenJob(Job):
                 progress.texts[completion.index] = text + completion.text
         if output.finished:
             self.last[place] = output
+            if self.params.prediction is not None:
+                self.usage.count_prediction(place, output)
             metrics.prompt_finished(self.params, output, progress.num_tokens)
 
     def _num_bytes(

@@ -12,6 +12,7 @@ import pagedserve.checks as checks
 from pagedserve.config.options import add_arguments, check_options, describe, option, parse_bytes
 from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.bounds import MAX_ID_CHARS
+from pagedserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagedserve.server.tool_formats import TOOL_FORMATS
 
 _MIB: Final = 1 << 20
@@ -93,10 +94,12 @@ _OF_ANSWERS: Final = frozenset(
         *("served_model_name", "enable_prompt_tokens_details", "allow_unknown_fields"),
         *("lora_modules", "chat_template", "response_role", "tool_call_parser"),
         *("reasoning_parser", "trust_request_chat_template"),
+        *("tool_parser_plugin", "reasoning_parser_plugin"),
     }
 )
 
 _PATH: Final = checks.optional(checks.text)
+_PLUGIN: Final = checks.optional(lambda name, value: checks.text(name, value) if value else None)
 _TEXTS: Final = checks.each(checks.text, "a list of strings")
 _SECONDS: Final = checks.real("a number of seconds, at least 0", low=0)
 
@@ -194,10 +197,17 @@ class ServerArgs:
     )
     tool_call_parser: str | None = option(
         None,
-        checks.choice((*TOOL_FORMATS, None)),
-        f"Format of the model's tool calls: {', '.join(TOOL_FORMATS)}.",
+        _PATH,
+        f"Format of the model's tool calls: {', '.join(TOOL_FORMATS)}, or one of a plug-in.",
         concern="chat and tool calls",
         unset="found from the chat template",
+    )
+    tool_parser_plugin: str | None = option(
+        None,
+        _PLUGIN,
+        "Python file with further formats of tool calls, as TOOL_PARSERS.",
+        concern="chat and tool calls",
+        unset="none",
     )
     generic_tool_calls: bool = option(
         True,
@@ -222,11 +232,18 @@ class ServerArgs:
     )
     reasoning_parser: str | None = option(
         None,
-        checks.choice((*REASONING_FORMATS, None)),
+        _PATH,
         "Format of the model's reasoning, which is then separated from the content: "
-        f"{', '.join(REASONING_FORMATS)}.",
+        f"{', '.join(REASONING_FORMATS)}, or one of a plug-in.",
         concern="chat and tool calls",
         unset="reasoning is part of the content",
+    )
+    reasoning_parser_plugin: str | None = option(
+        None,
+        _PLUGIN,
+        "Python file with further formats of reasoning, as REASONING_PARSERS.",
+        concern="chat and tool calls",
+        unset="none",
     )
     trust_request_chat_template: bool = option(
         False,
@@ -361,8 +378,14 @@ class ServerArgs:
     )
 
     def __post_init__(self) -> None:
-        """Check every option."""
+        """Check every option, and add the parsers of plug-ins."""
         check_options(self)
+        if self.tool_parser_plugin:
+            TOOL_PARSERS.add_file("tool_parser_plugin", self.tool_parser_plugin)
+        if self.reasoning_parser_plugin:
+            REASONING_PARSERS.add_file("reasoning_parser_plugin", self.reasoning_parser_plugin)
+        TOOL_PARSERS.check("tool_call_parser", self.tool_call_parser)
+        REASONING_PARSERS.check("reasoning_parser", self.reasoning_parser)
 
     @classmethod
     def add_answer_args(cls, parser: argparse.ArgumentParser) -> None:

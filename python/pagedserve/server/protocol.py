@@ -21,6 +21,7 @@ from pagedserve.server.fields import (
     Messages,
     NamedToolChoice,
     NullsLeftOut,
+    PredictedContent,
     Prompts,
     ResponseFormat,
     SizedBody,
@@ -53,7 +54,6 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
     "web_search_options": (),
     "suffix": ("",),
     "prompt_embeds": (),
@@ -166,6 +166,7 @@ class Body(SamplingBody):
     stream_interval: int = Field(default=1, ge=1, description="New tokens of a part of a stream.")
     truncation_side: Literal["left", "right"] = "left"
     response_format: ResponseFormat | None = None
+    prediction: PredictedContent | None = _parameter("prediction")
     structured_outputs: dict[str, Any] | None = _parameter("structured_outputs")
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

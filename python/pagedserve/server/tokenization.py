@@ -89,6 +89,16 @@ class Tokenization:
         known = self._tool_format(None) if self._template(None) else None
         return known is not None and known.is_generic
 
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether the model may choose to call tools: the format of its calls is known."""
+        return self._tool_format(None) is not None
+
+    @property
+    def shown_template(self) -> str:
+        """The chat template of requests; empty without one."""
+        return str(self._template(None) or "")
+
     def _template(self, given: str | None) -> str | None:
         """The chat template of a request, which may have given its own."""
         return given or self.chat_template or self.client.tokenizer.chat_template
@@ -162,6 +172,11 @@ class Tokenization:
         most = self.max_num_chars
         if len(text) > most:
             raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
+
+    def check_prediction(self, body: Body) -> None:
+        """Refuse a prediction that is too long to tokenize; see `check_length`."""
+        if body.prediction is not None:
+            self.check_length(body.prediction.text, "prediction")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize a text outside the event loop.

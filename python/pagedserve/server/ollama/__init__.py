@@ -1,0 +1,1 @@
+"""Ollama's API: its routes, as chats and completions."""

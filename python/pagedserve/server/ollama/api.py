@@ -1,0 +1,24 @@
+"""Formats that all responses of Ollama's API share."""
+
+from typing import Final
+
+from pagedserve.server.apis import Api
+from pagedserve.server.errors import ServerError, scrubbed
+
+# Root of the API's paths.
+ROOT: Final = "/api"
+
+
+def _error_body(error: ServerError, request_id: str) -> object:
+    del request_id
+    return {"error": scrubbed(error.message)}
+
+
+OLLAMA: Final = Api(
+    error_body=_error_body,
+    error_event=b"",
+    event_end=b"\n",
+    keep_alive=b" ",  # space before the next line's object
+    stream_end=b"",
+    stream_type=b"application/x-ndjson",
+)

@@ -1,0 +1,169 @@
+"""Requests of Ollama's API, converted to chats and completions."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pagedserve.errors import RequestError
+from pagedserve.server.fields import JsonSchema, ResponseFormat
+from pagedserve.server.ollama.protocol import (
+    GenerateBody,
+    MessageParam,
+    OllamaBody,
+    OllamaChatBody,
+    Options,
+)
+from pagedserve.server.protocol import ChatBody, CompletionBody
+
+# What errors name instead of fields of a chat.
+NAMES: Final = {
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+            *("presence_penalty", "frequency_penalty"),
+        )
+    },
+}
+# Templates of some families require ids of nine letters and digits.
+_CALL_ID: Final = "call{:05}"
+
+
+def chat_of(body: OllamaChatBody) -> ChatBody:
+    """Convert a request to the chat that it describes."""
+    return _chat(body, [*_messages_of(body.messages)], tools=body.tools or None)
+
+
+def chat_of_prompt(body: GenerateBody) -> ChatBody:
+    """Convert a prompt to a chat of one message, or two with a system message."""
+    system = [MessageParam(role="system", content=body.system)] if body.system else []
+    user = MessageParam(role="user", content=body.prompt, images=body.images)
+    return _chat(body, [*_messages_of([*system, user])])
+
+
+def completion_of(body: GenerateBody, *, max_model_len: int) -> CompletionBody:
+    """Convert a raw prompt to a completion.
+
+    Args:
+        body: The request.
+        max_model_len: Maximum tokens, where the request has no maximum.
+
+    Raises:
+        RequestError: A raw prompt with fields that are for chats.
+    """
+    for name in ("system", "images", "think"):
+        if getattr(body, name):
+            raise RequestError(f"{name} is given with raw, whose prompt is the whole text")
+    fields = _common(body)
+    fields["max_tokens"] = fields["max_tokens"] or max_model_len
+    fields["logprobs"] = body.top_logprobs if body.logprobs else None
+    completion = CompletionBody(prompt=body.prompt, **fields)
+    completion.arrived_with(body.num_bytes)
+    return completion
+
+
+def _chat(body: OllamaBody, messages: list[dict[str, Any]], **more: Any) -> ChatBody:
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    chat = ChatBody(
+        messages=messages,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs or None,
+        **_common(body),
+        **_thinking(body),
+        **more,
+    )
+    chat.arrived_with(body.num_bytes)
+    return chat
+
+
+def _common(body: OllamaBody) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "priority": body.priority,
+        "request_id": body.request_id,
+        "timeout": body.timeout,
+        "stream": body.stream,
+        **_sampling_of(body.options),
+    }
+    if body.format == "json":
+        fields["response_format"] = ResponseFormat(type="json_object")
+    elif body.format:
+        schema = JsonSchema(schema=body.format)
+        fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+    return fields
+
+
+def _sampling_of(options: Options) -> dict[str, Any]:
+    num_predict = options.num_predict
+    return {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop or None,
+        "max_tokens": None if num_predict in (-1, -2) else num_predict,
+        "repetition_penalty": None if options.repeat_last_n == 0 else options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+    }
+
+
+def _thinking(body: OllamaBody) -> dict[str, Any]:
+    """Fields of reasoning; templates know two switches."""
+    if body.think is None:
+        return {}
+    if isinstance(body.think, str):
+        return {"reasoning_effort": body.think}
+    return {
+        "include_reasoning": body.think,
+        "chat_template_kwargs": {"enable_thinking": body.think},
+    }
+
+
+def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
+    """Messages of the chat; calls get ids, and the results of tools those of the calls before."""
+    waiting: list[tuple[str, str]] = []  # names and ids of calls without results
+    num_calls = 0
+    for message in messages:
+        found: dict[str, Any] = {"role": message.role, "content": _content_of(message)}
+        if message.thinking:  # the two names that templates know
+            found["reasoning"] = found["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                call_id = _CALL_ID.format(num_calls)
+                num_calls += 1
+                waiting.append((call.function.name, call_id))
+                calls.append(
+                    {"id": call_id, "type": "function", "function": call.function.model_dump()}
+                )
+            found["tool_calls"] = calls
+        if message.role == "tool":
+            found |= _result_of(message, waiting)
+        yield found
+
+
+def _result_of(message: MessageParam, waiting: list[tuple[str, str]]) -> dict[str, str]:
+    """Name and id of the call that a message answers: the first of its name, else the first."""
+    named = next((call for call in waiting if call[0] == message.tool_name), None)
+    answered = named or (waiting[0] if waiting else None)
+    if answered is not None:
+        waiting.remove(answered)
+    name, call_id = answered or ("", "")
+    found = {"name": message.tool_name or name, "tool_call_id": message.tool_call_id or call_id}
+    return {key: value for key, value in found.items() if value}
+
+
+def _content_of(message: MessageParam) -> str | list[dict[str, Any]]:
+    if not message.images:
+        return message.content
+    images = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}}
+        for image in message.images
+    ]
+    return [*images, {"type": "text", "text": message.content}]

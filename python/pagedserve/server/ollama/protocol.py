@@ -1,0 +1,165 @@
+"""Bodies of Ollama's API: their fields and types.
+
+Options of memory and loading are part of the types, and passed over; any other unknown field is
+refused by name.
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+
+from pydantic import ConfigDict, Field, model_validator
+
+from pagedserve.errors import RequestError
+from pagedserve.server.fields import NullsLeftOut, SizedBody, Tool
+from pagedserve.server.protocol import MAX_INT, EngineBody
+
+# Options of samplers that are not supported, and their values that request nothing.
+_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "penalize_newline": (True,),
+    "logits_all": (False,),
+    "vocab_only": (False,),
+    "embedding_only": (False,),
+}
+
+
+class Options(NullsLeftOut):
+    """Sampling parameters, and options of memory and loading, which have no effect here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
+    stop: str | list[Annotated[str, Field(max_length=1024)]] | None = None
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    penalize_newline: bool | None = None
+    num_ctx: int | None = Field(default=None, ge=1)
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    embedding_only: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, neutral in _NEUTRAL.items():
+            value = getattr(self, name)
+            if value is not None and value not in neutral:
+                raise RequestError(
+                    f"options.{name} is {value}; it is not supported here", param="options"
+                )
+        if self.repeat_last_n not in (None, -1, 0) and self.repeat_penalty not in (None, 1):
+            raise RequestError(
+                f"options.repeat_last_n is {self.repeat_last_n} with a repeat_penalty, which counts"
+                " all tokens of the prompt and the output here; accepted are -1, and 0 for none",
+                param="options",
+            )
+        return self
+
+
+class _Part(NullsLeftOut):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CalledFunction(_Part):
+    """The function of a tool call, and its arguments."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolCall(_Part):
+    """A tool call of an earlier response."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    function: CalledFunction
+
+
+class MessageParam(_Part):
+    """A message of the conversation."""
+
+    role: str = Field(min_length=1, max_length=64)
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] = Field(default_factory=list)
+    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=512)
+    tool_name: str | None = Field(default=None, max_length=256)
+    tool_call_id: str | None = Field(default=None, max_length=256)
+
+
+Effort: TypeAlias = Literal["low", "medium", "high", "max"]
+
+
+class OllamaBody(EngineBody):
+    """Fields of both kinds of requests."""
+
+    may_have_images: ClassVar[bool] = True
+    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "truncate", "shift", "_debug"})
+    absent: ClassVar[dict[str, tuple[object, ...]]] = {
+        "template": ("",),
+        "context": ([],),
+        "suffix": ("",),
+        "width": (0,),
+        "height": (0,),
+        "steps": (0,),
+    }
+
+    model: str = Field(min_length=1)
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] = ""
+    options: Options = Options()
+    think: bool | Effort | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0)
+
+
+class OllamaChatBody(OllamaBody):
+    """``POST /api/chat``."""
+
+    messages: list[MessageParam] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
+
+
+class GenerateBody(OllamaBody):
+    """``POST /api/generate``."""
+
+    prompt: str = ""
+    system: str = ""
+    images: list[str] = Field(default_factory=list)
+    raw: bool = False
+
+
+class ShowBody(SizedBody):
+    """``POST /api/show``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    name: str | None = Field(default=None, description="Former name of ``model``.")
+    verbose: bool = False

@@ -1,0 +1,386 @@
+"""Ollama's own client against a server of the formula; other routes say what it should get."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from pagedserve.server.options import ServerArgs
+from tests.server.conftest import TEMPLATE, Serve, Served
+from tests.support.formula import FormulaModel
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+OPTIONS: Any = {"temperature": 0, "num_predict": 12}
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+        },
+    },
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    args = ServerArgs(
+        port=0,
+        uvicorn_log_level="warning",
+        chat_template=TEMPLATE + "{% if tools %}{{ tools[0].function.name }}{% endif %}",
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+    )
+    with Served(lambda: FormulaModel().engine(max_model_len=400), args) as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[ollama.Client]:
+    with ollama.Client(str(server.http.base_url)) as client:
+        yield client
+
+
+def other(server: Served, path: str = "chat/completions", **fields: Any) -> Any:
+    """The choice that a route of OpenAI's answers with, and the usage."""
+    answer = server.http.post(f"/v1/{path}", json=fields)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    return found["choices"][0], found["usage"]
+
+
+CASES: Any = [
+    ({"options": OPTIONS}, {"temperature": 0, "max_tokens": 12}),
+    (
+        {
+            "options": {
+                "temperature": 0.9,
+                "num_predict": 20,
+                "top_k": 9,
+                "top_p": 0.9,
+                "min_p": 0.01,
+                "seed": 4,
+                "repeat_penalty": 1.3,
+                "presence_penalty": 0.2,
+                "frequency_penalty": 0.1,
+                "num_ctx": 300,
+                "num_thread": 3,
+            },
+            "keep_alive": "5m",
+        },
+        {
+            "temperature": 0.9,
+            "max_tokens": 20,
+            "top_k": 9,
+            "top_p": 0.9,
+            "min_p": 0.01,
+            "seed": 4,
+            "repetition_penalty": 1.3,
+            "presence_penalty": 0.2,
+            "frequency_penalty": 0.1,
+        },
+    ),
+    (
+        {
+            "options": {
+                "temperature": 0,
+                "repeat_penalty": 1.9,
+                "repeat_last_n": 0,
+                "num_predict": 5,
+            }
+        },
+        {"temperature": 0, "max_tokens": 5},
+    ),
+    (
+        {"options": {"temperature": 0, "num_predict": -1, "stop": ["s", "x"]}},
+        {"temperature": 0, "stop": ["s", "x"]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "same"), CASES)
+def test_chats_are_those_of_openais_route(
+    server: Served, client: ollama.Client, given: Any, same: Any
+) -> None:
+    choice, usage = other(server, messages=HELLO, **same)
+    found = client.chat("formula", HELLO, **given)
+    assert found.message.role == "assistant"
+    assert found.message.content == choice["message"]["content"]
+    assert (found.done, found.done_reason) == (True, choice["finish_reason"])
+    assert found.prompt_eval_count == usage["prompt_tokens"]
+    assert found.eval_count == usage["completion_tokens"]
+    assert found.total_duration is not None
+    assert found.prompt_eval_duration is not None
+    assert found.eval_duration is not None
+    assert found.total_duration >= found.prompt_eval_duration + found.eval_duration > 0
+    assert found.created_at is not None
+    parts = [*client.chat("formula:latest", HELLO, stream=True, **given)]
+    assert len(parts) > 1
+    assert "".join(part.message.content or "" for part in parts) == found.message.content
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert (parts[-1].done_reason, parts[-1].eval_count) == (found.done_reason, found.eval_count)
+    assert parts[0].model == found.model == "formula"
+
+
+def test_generate_renders_a_prompt_or_takes_it_raw(server: Served, client: ollama.Client) -> None:
+    same: Any = {"temperature": 0, "max_tokens": 12}
+    system = [{"role": "system", "content": "be brief"}]
+    choice, _ = other(server, messages=system + HELLO, **same)
+    found = client.generate("formula", "hello", system="be brief", options=OPTIONS)
+    assert found.response == choice["message"]["content"]
+    parts = client.generate("formula", "hello", system="be brief", options=OPTIONS, stream=True)
+    assert "".join(part.response or "" for part in parts) == found.response
+    choice, usage = other(server, "completions", prompt="hello", **same)
+    raw = client.generate("formula", "hello", raw=True, options=OPTIONS)
+    assert (raw.response, raw.eval_count) == (choice["text"], usage["completion_tokens"])
+    parts = client.generate("formula", "hello", raw=True, options=OPTIONS, stream=True)
+    assert "".join(part.response or "" for part in parts) == raw.response
+    whole = client.generate("formula", "hello", raw=True, options={"temperature": 0})
+    assert whole.done_reason == "length"
+    assert (whole.eval_count or 0) > 100  # not the 16 tokens of a completion
+
+
+def test_log_probabilities(server: Served, client: ollama.Client) -> None:
+    same: Any = {"temperature": 0, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    choice, _ = other(server, messages=HELLO, **same)
+    options = {"temperature": 0, "num_predict": 3}
+    for raw in (False, True):
+        given: Any = {"logprobs": True, "top_logprobs": 2, "options": options}
+        if raw:
+            found: Any = client.generate("formula", "hello", raw=True, **given).logprobs
+        else:
+            found = client.chat("formula", HELLO, **given).logprobs
+            wanted = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+            assert [entry.logprob for entry in found] == wanted
+        assert [len(entry.top_logprobs) for entry in found] == [2, 2, 2]
+
+
+def test_formats_hold_the_text(client: ollama.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    options = {"temperature": 0, "num_predict": 60}
+    found = client.chat("formula", HELLO, format=schema, options=options)
+    assert json.loads(found.message.content or "")["a"] == "b"
+    found = client.chat("formula", HELLO, format="json", options={"num_predict": 1, "seed": 1})
+    assert (found.message.content or "").lstrip()[:1] in {"{", "[", ""}
+    text = client.generate("formula", "hello", format=schema, options=options).response
+    assert json.loads(text or "")["a"] == "b"
+
+
+def says(server: Served, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Has the next chats say this text, which Ollama's API has no field for."""
+    from pagedserve.server.ollama import conversion
+
+    made = conversion._chat
+
+    def held(*args: Any, **more: Any) -> Any:
+        chat = made(*args, **more)
+        chat.structured_outputs = {"choice": [text]}
+        return chat
+
+    monkeypatch.setattr(conversion, "_chat", held)
+    assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_and_tool_calls(
+    server: Served, client: ollama.Client, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    says(server, monkeypatch, f"<think>Cold?</think>Let me look.{CALL}{CALL}")
+    given: Any = {"tools": [WEATHER], "think": True, "options": {"num_predict": 300}}
+    parts = (
+        [*client.chat("formula", HELLO, stream=True, **given)]
+        if stream
+        else [client.chat("formula", HELLO, **given)]
+    )
+    assert "".join(part.message.thinking or "" for part in parts) == "Cold?"
+    assert "".join(part.message.content or "" for part in parts) == "Let me look."
+    calls = [call for part in parts for call in part.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("weather", {"city": "Oslo"})
+    ] * 2
+    assert parts[-1].done_reason == "stop"
+    found = client.chat("formula", HELLO, **given | {"think": False})
+    assert found.message.thinking is None
+    answered = client.generate("formula", "hello", think=True, options={"num_predict": 300})
+    assert answered.thinking == "Cold?"
+
+
+def test_a_stream_has_a_line_per_object(server: Served) -> None:
+    body = {"model": "formula", "messages": HELLO, "options": OPTIONS}
+    answer = server.http.post("/api/chat", json=body)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    lines = answer.text.removesuffix("\n").split("\n")
+    assert [json.loads(line)["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    whole = server.http.post("/api/chat", json=body | {"stream": False})
+    assert whole.headers["content-type"] == "application/json"
+
+
+def test_functions_are_tools_and_their_results_messages(
+    server: Served, client: ollama.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weather(city: str) -> str:
+        """Return the weather.
+
+        Args:
+            city: Name of the city.
+        """
+        return f"cold in {city}"
+
+    says(server, monkeypatch, CALL)
+    found = client.chat("formula", HELLO, tools=[weather], options={"num_predict": 300})
+    (call,) = found.message.tool_calls or ()
+    result = {"role": "tool", "tool_name": "weather", "content": weather("Oslo")}
+    assert call.function.arguments == {"city": "Oslo"}
+    monkeypatch.undo()
+    messages: Any = [*HELLO, found.message, result]
+    same = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": "call00000",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+                }
+            ],
+        },
+        {
+            "role": "tool",
+            "name": "weather",
+            "tool_call_id": "call00000",
+            "content": "cold in Oslo",
+        },
+    ]
+    choice, _ = other(server, messages=same, temperature=0, max_tokens=12)
+    again = client.chat("formula", messages, options=OPTIONS)
+    assert again.message.content == choice["message"]["content"]
+
+
+def test_a_last_message_of_the_assistant_is_continued(
+    server: Served, client: ollama.Client
+) -> None:
+    messages: Any = [*HELLO, {"role": "assistant", "content": "I said"}]
+    same: Any = {"add_generation_prompt": False, "continue_final_message": True}
+    choice, _ = other(server, messages=messages, temperature=0, max_tokens=12, **same)
+    found = client.chat("formula", messages, options=OPTIONS)
+    assert found.message.content == choice["message"]["content"]
+
+
+def test_models_are_listed_and_described(client: ollama.Client, server: Served) -> None:
+    (model,) = client.list().models
+    assert model.model == "formula"
+    shown = client.show("formula:latest")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["pagedserve.context_length"] == 400
+    assert shown.capabilities == ["completion", "tools", "thinking"]
+    assert (shown.template or "").startswith(TEMPLATE)
+    version = server.http.get("/version").json()
+    assert server.http.get("/api/version").json() == version
+
+
+def test_a_request_without_a_prompt_loads_the_model(client: ollama.Client) -> None:
+    found = client.chat("formula")
+    assert (found.done, found.done_reason, found.message.content) == (True, "load", "")
+    (part,) = client.generate("formula", stream=True, keep_alive=0)
+    assert (part.done, part.done_reason, part.response) == (True, "load", "")
+
+
+def test_the_asynchronous_client(server: Served) -> None:
+    import asyncio
+
+    async def run() -> tuple[str, str]:
+        async with ollama.AsyncClient(str(server.http.base_url)) as client:
+            whole = await client.chat("formula", HELLO, options=OPTIONS)
+            stream = await client.chat("formula", HELLO, options=OPTIONS, stream=True)
+            return whole.message.content or "", "".join(
+                [part.message.content or "" async for part in stream]
+            )
+
+    whole, streamed = asyncio.run(run())
+    assert whole == streamed != ""
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "error"),
+    [
+        ({"model": "other"}, 404, "The model `other` does not exist."),
+        ({"options": {"mirostat": 2}}, 400, "options.mirostat is 2; it is not supported here"),
+        ({"options": {"typical_p": 0.7}}, 400, "options.typical_p is 0.7"),
+        ({"options": {"temprature": 1}}, 400, "options.temprature"),
+        ({"options": {"temperature": -1}}, 400, "options.temperature is -1.0"),
+        ({"options": {"num_predict": 0}}, 400, "options.num_predict is 0"),
+        ({"options": {"num_ctx": 401}}, 400, "options.num_ctx is 401; the model has 400 tokens"),
+        (
+            {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},
+            400,
+            "options.repeat_last_n is 64 with a repeat_penalty",
+        ),
+        ({"format": "xml"}, 400, "format"),
+        ({"format": {"type": "no"}}, 400, "format"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "images"),
+        ({"messages": [{"role": "user", "content": [1]}]}, 400, "messages.0.content"),
+        ({"template": "{{ .Prompt }}"}, 400, "template is '{{ .Prompt }}'; it is not supported"),
+        ({"context": [1, 2]}, 400, "context is [1, 2]"),
+        ({"sufix": "x"}, 400, "sufix is no field of this request; did you mean suffix?"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_by_name(
+    server: Served, given: dict[str, Any], status: int, error: str
+) -> None:
+    for stream in (False, True):
+        body = {"model": "formula", "messages": HELLO, "stream": stream} | given
+        answer = server.http.post("/api/chat", json=body)
+        assert answer.status_code == status
+        assert error in answer.json()["error"]
+
+
+def test_more_refusals(server: Served, serve: Serve) -> None:
+    raw = {"model": "formula", "prompt": "a", "raw": True, "system": "b"}
+    answer = server.http.post("/api/generate", json=raw)
+    assert (answer.status_code, answer.json()["error"].split(",")[0]) == (
+        400,
+        "system is given with raw",
+    )
+    long = {"model": "formula", "prompt": "a" * 7000}
+    assert "7000 characters" in server.http.post("/api/generate", json=long).json()["error"]
+    answer = server.http.post("/api/pull", json={"model": "formula"})
+    assert (answer.status_code, answer.json()) == (501, {"error": "api/pull is not supported here"})
+    with serve(api_key=["secret"]) as closed:
+        with (
+            ollama.Client(str(closed.http.base_url)) as client,
+            pytest.raises(ollama.ResponseError, match="no valid API key"),
+        ):
+            client.list()
+        headers = {"Authorization": "Bearer secret"}
+        with ollama.Client(str(closed.http.base_url), headers=headers) as client:
+            assert client.list().models[0].model == "formula"
+            with pytest.raises(ollama.ResponseError, match="think is True, and the server") as no:
+                client.chat("formula", HELLO, think=True)
+            assert no.value.status_code == 400
+
+
+def test_an_error_within_a_stream_is_its_last_line(
+    server: Served, client: ollama.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pagedserve.server.ollama.job import OllamaJob
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OllamaJob, "_end", fail)
+    got: list[ollama.ChatResponse] = []
+    parts = client.chat("formula", HELLO, options=OPTIONS, stream=True)
+    with pytest.raises(ollama.ResponseError, match="ZeroDivisionError"):
+        got.extend(parts)
+    assert got
+    assert not any(part.done for part in got)
+    assert server.context.client.is_running
