@@ -79,10 +79,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "replay": set(),
     "scheduler": set(),
     "bench": set(),
+    "engine_bench": {"bench", "config", "inputs", "llm", "outputs", "sampling_params"},
     # Two of the public names; of models, that a start says what it does.
     "cli": {
-        *("batch_files", "bench", "config", "deploy", "engine", "host_ops", "models", "native"),
-        *("outputs", "sampling_params", "server"),
+        *("batch_files", "bench", "config", "deploy", "engine", "engine_bench", "host_ops"),
+        *("models", "native", "outputs", "sampling_params", "server"),
         *("LLM", "__version__"),
     },
 }

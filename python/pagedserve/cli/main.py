@@ -95,5 +95,5 @@ def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
         case "complete":
             from pagedserve.cli.complete import add_complete_parser as add
         case _:
-            from pagedserve.bench.command import add_bench_parser as add
+            from pagedserve.cli.bench import add_bench_parser as add
     add(commands)
