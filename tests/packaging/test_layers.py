@@ -71,7 +71,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("config", "engine", "host_ops", "inputs", "lora", "output", "outputs", "pooling"),
         *("pooling_params", "sampling_params"),
     },
-    "batch_files": {"config", "engine", "models", "sampling_params", "server"},
+    "batch_files": {"config", "models", "sampling_params", "server"},
     "deploy": {
         *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
         *("pooling_params", "sampling_params"),

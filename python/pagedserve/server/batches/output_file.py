@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from pagedserve.batch_files.input_file import BatchLine
-from pagedserve.batch_files.requests import BatchRequest, LineError
 from pagedserve.errors import ConfigError
+from pagedserve.server.batches.input_file import BatchLine
+from pagedserve.server.batches.requests import BatchRequest, LineError
 
 if TYPE_CHECKING:  # it imports FastAPI, and files are refused earlier
     from pagedserve.server.errors import ServerError
