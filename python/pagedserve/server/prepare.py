@@ -1,10 +1,12 @@
 """Checks and resources of a server before the model's libraries are imported."""
 
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.inputs.chat import read_chat_template
+from pagedserve.server.files.lock import lock_directory
 from pagedserve.server.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
 
@@ -15,10 +17,12 @@ class Prepared:
 
     Attributes:
         listener: Socket that listens; connections wait until the server accepts them.
+        batch_lock: Holds the lock of the directory of batches; None without one.
         chat_template: Text of the template that the options name; None uses the model's own.
     """
 
     listener: Listener
+    batch_lock: BinaryIO | None
     chat_template: str | None
 
 
@@ -27,11 +31,13 @@ def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
 
     Raises:
         ConfigError: Options that contradict each other, a file that cannot be read, or an address
-            that is in use or cannot be listened on.
+            or a directory that is in use or cannot be used.
     """
     chat_template = read_files(engine_args, server_args)
+    directory = server_args.batch_directory
+    batch_lock = None if directory is None else lock_directory(directory)
     allow_descriptors()
-    return Prepared(listen(server_args), chat_template)
+    return Prepared(listen(server_args), batch_lock, chat_template)
 
 
 def read_files(engine_args: EngineArgs, server_args: ServerArgs) -> str | None:

@@ -155,6 +155,23 @@ class OutputFile:
         self.num_errors += is_error
 
 
+def divide(responses: Path, output: Path, errors: Path) -> tuple[bool, bool]:
+    """Divide a file of responses into one of successes and one of errors, which may be empty.
+
+    Returns:
+        Whether there are successes, and errors.
+
+    Raises:
+        OSError: One cannot be read or written.
+    """
+    with responses.open("rb") as lines, output.open("wb") as good, errors.open("wb") as bad:
+        for line in lines:
+            found = _LINE.match(line)
+            is_success = found is not None and found[3] is not None and int(found[3]) == _SUCCESS
+            (good if is_success else bad).write(line)
+        return good.tell() > 0, bad.tell() > 0
+
+
 def _response(status: int, request_id: str, body: bytes) -> bytes:
     head = b'{"status_code": %d, "request_id": "%s", "body": '
     return head % (status, request_id.encode()) + body + b"}"
