@@ -1,6 +1,7 @@
 """Files and batches as OpenAI's own client sees them, against a server of the formula."""
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from typing import Any, Final, TypeAlias
 import httpx
 import openai
 import pytest
-from openai.types import Batch, FileObject
+from openai.types import Batch
+from openai.types import FileObject as File
 
 from pagedserve import EngineArgs
 from pagedserve.errors import ConfigError
@@ -19,6 +21,7 @@ from pagedserve.server.batches import service
 from pagedserve.server.batches.objects import BatchObject
 from pagedserve.server.files import store
 from pagedserve.server.files.lock import lock_directory
+from pagedserve.server.files.objects import FileObject
 from pagedserve.server.files.records import Records
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.prepare import prepare
@@ -84,7 +87,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def upload(client: openai.OpenAI, given: Sequence[Line | bytes]) -> FileObject:
+def upload(client: openai.OpenAI, given: Sequence[Line | bytes]) -> File:
     texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in given]
     return client.files.create(file=("in.jsonl", b"\n".join(texts)), purpose="batch")
 
@@ -366,6 +369,11 @@ def test_a_batch_is_resumed_by_the_next_server(tmp_path: Path) -> None:
     stored = Records(tmp_path / "batches", BatchObject, "batch")
     assert [batch.model_dump() for _, batch in stored] == shown[::-1]
     assert not list((tmp_path / "batches").glob("*.jsonl"))
+    kept_files = Records(tmp_path / "files", FileObject, "file")
+    contents = {
+        path.name.removesuffix(".content") for path in (tmp_path / "files").glob("*.content")
+    }
+    assert contents == {file.id for _, file in kept_files}
 
 
 def changed(tmp_path: Path, batch: Batch, **fields: Any) -> None:
@@ -441,6 +449,20 @@ def test_a_full_queue_delays_a_batch_and_fails_none(tmp_path: Path) -> None:
         assert ended.error_file_id is None
         assert texts(answers(client, ended.output_file_id)) == expected(6)
         served.wait_until_idle()
+
+
+def test_a_client_that_reads_no_content_is_disconnected(tmp_path: Path) -> None:
+    with serving(tmp_path, stall_timeout=0.5) as served, client_of(served) as client:
+        file = upload(client, [b"x" * (10 << 20)])
+        host, port = served.http.base_url.host, served.http.base_url.port
+        with socket.create_connection((host, port or 0)) as connection:
+            path = f"/v1/files/{file.id}/content"
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS[0]}\r\n\r\n"
+            connection.sendall(head.encode())
+            served.wait_until(lambda: served.context.num_open > 0)
+            served.wait_until(lambda: served.context.num_open == 0)
+        content = client.files.content(file.id).read()
+        assert len(content) == file.bytes
 
 
 def test_sizes_and_numbers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def build_app(context: Context, batches: BatchService | None = None) -> ASGIApp:
     _add_completions(app, context)
     add_messages(app, context)
     add_responses(app, context)
-    add_batches(app, batches)
+    add_batches(app, batches, stall_timeout=context.args.stall_timeout)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)

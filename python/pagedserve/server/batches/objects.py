@@ -90,7 +90,6 @@ class BatchObject(Record):
     status: Status = "validating"
     output_file_id: str | None = None
     error_file_id: str | None = None
-    created_at: int
     in_progress_at: int | None = None
     expires_at: int
     finalizing_at: int | None = None

@@ -155,11 +155,8 @@ class OutputFile:
         self.num_errors += is_error
 
 
-def divide(responses: Path, output: Path, errors: Path) -> tuple[bool, bool]:
+def divide(responses: Path, output: Path, errors: Path) -> None:
     """Divide a file of responses into one of successes and one of errors, which may be empty.
-
-    Returns:
-        Whether there are successes, and errors.
 
     Raises:
         OSError: One cannot be read or written.
@@ -169,7 +166,6 @@ def divide(responses: Path, output: Path, errors: Path) -> tuple[bool, bool]:
             found = _LINE.match(line)
             is_success = found is not None and found[3] is not None and int(found[3]) == _SUCCESS
             (good if is_success else bad).write(line)
-        return good.tell() > 0, bad.tell() > 0
 
 
 def _response(status: int, request_id: str, body: bytes) -> bytes:

@@ -14,12 +14,18 @@ from pagedserve.server.routing import JSON
 _PATHS: Final = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
 
 
-def add_batches(app: FastAPI, service: BatchService | None) -> None:
-    """Add the routes of batches and of their files; those of None name the option."""
+def add_batches(app: FastAPI, service: BatchService | None, *, stall_timeout: float) -> None:
+    """Add the routes of batches and of their files; those of None name the option.
+
+    Args:
+        app: Application.
+        service: The batches; None for none.
+        stall_timeout: Seconds without a read after which a client is disconnected.
+    """
     if service is None:
         _add_absent(app)
         return
-    add_files(app, service.files, service.check_unused)
+    add_files(app, service.files, service.check_unused, stall_timeout=stall_timeout)
 
     @app.post("/v1/batches", dependencies=JSON)
     async def create_batch(body: BatchBody, request: Request) -> BatchObject:

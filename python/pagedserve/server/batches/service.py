@@ -257,14 +257,12 @@ class BatchService:
             self._enter(owner, batch, "finalizing")
         responses = self._responses(batch)
         if responses.exists():
-            output_id, error_id = (batch.id.replace("batch_", f"file-{each}") for each in "oe")
-            paths = self.files.path(output_id), self.files.path(error_id)
-            has_output, has_errors = await to_end(partial(divide, responses, *paths))
-            if has_output:
-                self.files.add_output(owner, output_id, f"{batch.id}_output.jsonl")
+            output_id, error_id = (batch.id.replace("batch_", "file-") + each for each in "oe")
+            output, errors = self.files.path(output_id), self.files.path(error_id)
+            await to_end(partial(divide, responses, output, errors))
+            if self.files.add_output(owner, output_id, f"{batch.id}_output.jsonl"):
                 batch.output_file_id = output_id
-            if has_errors:
-                self.files.add_output(owner, error_id, f"{batch.id}_error.jsonl")
+            if self.files.add_output(owner, error_id, f"{batch.id}_error.jsonl"):
                 batch.error_file_id = error_id
         self._enter(owner, batch, end)
         responses.unlink(missing_ok=True)

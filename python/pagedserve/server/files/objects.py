@@ -22,7 +22,6 @@ class FileObject(Record):
 
     object: Literal["file"] = "file"
     bytes: int
-    created_at: int
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"] = "processed"

@@ -4,7 +4,7 @@ Invariants:
 
 1. An object does not exist for any API key but its owner's.
 2. A file is replaced by a whole one, so that a process that is killed leaves none incomplete.
-3. Ids sort by the time of creation; paths are made from ids of this process alone.
+3. Lists are in the order of creation; paths are made from ids that a server has made.
 """
 
 import json
@@ -24,9 +24,10 @@ _PARTIAL: Final = ".partial"
 
 
 class Record(BaseModel):
-    """An object with an id."""
+    """An object with an id, and the time of its creation in Unix seconds."""
 
     id: str
+    created_at: int
 
 
 T = TypeVar("T", bound=Record)
@@ -47,7 +48,7 @@ class Page(NamedTuple):
 
 
 def new_id(prefix: str) -> str:
-    """Create an id that sorts after earlier ones, and cannot be guessed."""
+    """Create an id that sorts after earlier ones of this prefix, and cannot be guessed."""
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
@@ -79,13 +80,13 @@ class Records(Generic[T]):
         self._directory = directory
         self._kind = kind
         self._name = name
-        # Owner and object by id, oldest first.
+        # Owner and object by id.
         self._records: dict[str, tuple[bytes, T]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for path in directory.glob(f"*{_PARTIAL}"):
                 path.unlink()
-            for path in sorted(directory.glob("*.json")):
+            for path in directory.glob("*.json"):
                 self._read(path)
         except OSError as error:
             raise ConfigError(
@@ -107,7 +108,8 @@ class Records(Generic[T]):
 
     def __iter__(self) -> Iterator[tuple[bytes, T]]:
         """Owners and objects, oldest first."""
-        return iter(list(self._records.values()))
+        found = self._records.values()
+        return iter(sorted(found, key=lambda stored: (stored[1].created_at, stored[1].id)))
 
     def put(self, owner: bytes, record: T) -> None:
         """Store an object, or its new state.

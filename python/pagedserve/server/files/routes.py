@@ -1,10 +1,14 @@
 """Routes of ``/v1/files``."""
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import FastAPI, Form, Query, Request
 from starlette.responses import FileResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from pagedserve.server.files.objects import DeletedFile, FileBody, FileList, FileObject
 from pagedserve.server.files.records import Page
@@ -15,13 +19,37 @@ _FileForm: TypeAlias = Annotated[FileBody, Form(media_type="multipart/form-data"
 _MAX_LIMIT = 10_000
 
 
-def add_files(app: FastAPI, store: FileStore, check_unused: Callable[[FileObject], None]) -> None:
+class _Content(FileResponse):
+    """The content of a file; a client that does not read it is disconnected."""
+
+    def __init__(self, path: Path, stall_timeout: float) -> None:
+        super().__init__(path, media_type="application/octet-stream")
+        self._stall_timeout = stall_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, each part within the time limit."""
+
+        async def send_part(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._stall_timeout)
+
+        with suppress(TimeoutError):
+            await super().__call__(scope, receive, send_part)
+
+
+def add_files(
+    app: FastAPI,
+    store: FileStore,
+    check_unused: Callable[[FileObject], None],
+    *,
+    stall_timeout: float,
+) -> None:
     """Add the routes of files.
 
     Args:
         app: Application.
         store: The files.
         check_unused: Raises ``ServerError`` if a file is in use, and must not be deleted.
+        stall_timeout: Seconds without a read after which a client is disconnected.
     """
 
     @app.post("/v1/files", dependencies=FORM)
@@ -55,7 +83,7 @@ def add_files(app: FastAPI, store: FileStore, check_unused: Callable[[FileObject
     async def file_content(file_id: str, request: Request) -> FileResponse:
         """Return the content of a file."""
         file = store.records.get(request.scope["owner"], file_id, param="file_id")
-        return FileResponse(store.path(file.id), media_type="application/octet-stream")
+        return _Content(store.path(file.id), stall_timeout)
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> DeletedFile:

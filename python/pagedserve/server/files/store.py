@@ -105,16 +105,23 @@ class FileStore:
                 f"{self.max_bytes} are accepted (--max-batch-directory-bytes): delete some first",
             )
 
-    def add_output(self, owner: bytes, file_id: str, filename: str) -> None:
+    def add_output(self, owner: bytes, file_id: str, filename: str) -> bool:
         """Store the output of a batch, whose content is at ``path``, also if it is stored already.
+
+        Returns:
+            Whether it was stored: an empty one is deleted.
 
         Raises:
             OSError: It cannot be read or written.
         """
         self.num_bytes -= sum(file.bytes for _, file in self.records if file.id == file_id)
         num_bytes = self.path(file_id).stat().st_size
+        if not num_bytes:
+            self.path(file_id).unlink()
+            return False
         self.num_bytes += num_bytes
         self._add(owner, file_id, num_bytes, filename, is_output=True)
+        return True
 
     def _add(
         self, owner: bytes, file_id: str, num_bytes: int, filename: str, *, is_output: bool
