@@ -158,8 +158,7 @@ MANY_FIELDS = {
     "sampling_params.options.SamplingOptions",
     "server.options.ServerArgs",
     "server.protocol.Body",
-    "server.batches.objects.BatchObject",  # fields of OpenAI's protocol, as the next two
-    "server.responses.body.ResponsesBody",
+    "server.responses.body.ResponsesBody",  # fields of OpenAI's protocol
     "server.responses.objects.ResponseObject",
     "engine.request.Request",
     "runner.buffers.StepBuffers",  # one array after another
