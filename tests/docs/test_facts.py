@@ -46,8 +46,13 @@ def documented_routes() -> set[str]:
     return set(re.findall(r"`(?:(?:GET|POST) )?(/[^`{ ]*)", table))
 
 
-def test_routes_are_those_of_the_server() -> None:
-    args = ServerArgs(port=0, uvicorn_log_level="warning", enable_admin_routes=True)
+def test_routes_are_those_of_the_server(tmp_path: Path) -> None:
+    args = ServerArgs(
+        port=0,
+        uvicorn_log_level="warning",
+        enable_admin_routes=True,
+        batch_directory=str(tmp_path),
+    )
     with Served(FormulaModel().engine, args) as served:
         paths = served.http.get("/openapi.json").json()["paths"]
         served_paths = {path.partition("{")[0] for path in paths}

@@ -73,7 +73,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("config", "decisions", "engine", "host_ops", "inputs", "lora", "output", "outputs"),
         *("pooling", "pooling_params", "sampling_params"),
     },
-    "batch_files": {"config", "engine", "models", "sampling_params", "server"},
+    "batch_files": {"config", "models", "sampling_params", "server"},
     "quantize": {"config", "executor", "host_ops", "models", "native"},
     "deploy": {
         *("config", "engine", "executor", "inputs", "lora", "models", "outputs"),
@@ -82,10 +82,11 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "replay": set(),
     "scheduler": set(),
     "bench": set(),
+    "engine_bench": {"bench", "config", "inputs", "llm", "outputs", "sampling_params"},
     # Two of the public names; of models, that a start says what it does.
     "cli": {
-        *("batch_files", "bench", "config", "decisions", "deploy", "engine", "host_ops"),
-        *("models", "native", "outputs", "quantize", "sampling_params", "server"),
+        *("batch_files", "bench", "config", "decisions", "deploy", "engine", "engine_bench"),
+        *("host_ops", "models", "native", "outputs", "quantize", "sampling_params", "server"),
         *("LLM", "__version__"),
     },
 }

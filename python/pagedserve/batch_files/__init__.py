@@ -1,5 +1,4 @@
-"""Batch files: requests in OpenAI's batch format, worked through offline to a file of responses.
+"""``pagedserve run-batch``: a file of requests, worked through offline to a file of responses.
 
-``input_file`` reads requests, ``output_file`` holds the responses of this run and earlier ones, and
-``run`` sends the requests to the handlers of ``pagedserve.server``, without HTTP.
+The requests run as those of ``pagedserve.server.batches``; ``run`` loads the model for them.
 """

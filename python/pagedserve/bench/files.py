@@ -1,4 +1,7 @@
-"""Files of requests: CSV with a header or one JSON object per line, optionally gzipped."""
+"""Files of benchmarks: requests and results.
+
+Requests are CSV with a header or one JSON object per line, optionally gzipped.
+"""
 
 import csv
 import gzip
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from pagedserve.errors import RequestError
+from pagedserve.errors import ConfigError, RequestError
 
 Record = dict[str, Any]
 
@@ -46,3 +49,16 @@ def _json_records(path: Path, lines: TextIO) -> Iterator[Record]:
         if not isinstance(record, dict):
             raise RequestError(f"--dataset-path {path}: line {number} is no JSON object")
         yield record
+
+
+def write_json(path: Path, fields: Record) -> None:
+    """Write results to a file, whose directory is created.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -12,7 +12,13 @@ from pagedserve.bench.api import APIS, Prompt
 from pagedserve.bench.arrivals import arrival_times
 from pagedserve.bench.files import Record, read_records
 from pagedserve.bench.options import BenchOptions
-from pagedserve.bench.prompts import TokenIds, block_token_ids, random_token_ids, words
+from pagedserve.bench.prompts import (
+    TokenIds,
+    block_token_ids,
+    length_around,
+    random_token_ids,
+    words,
+)
 from pagedserve.bench.trace import TraceRow, read_trace
 from pagedserve.errors import RequestError
 
@@ -102,16 +108,10 @@ def _random_requests(options: BenchOptions) -> Iterator[BenchRequest]:
     rng = _rng(options, _PROMPTS)
     prefix = _random_ids(options, options.random_prefix_len, rng)
     for _ in range(options.num_prompts):
-        num_input = _around(options.random_input_len, options.random_range_ratio, lengths)
-        num_output = _around(options.random_output_len, options.random_range_ratio, lengths)
+        num_input = length_around(options.random_input_len, options.random_range_ratio, lengths)
+        num_output = length_around(options.random_output_len, options.random_range_ratio, lengths)
         token_ids = np.concatenate([prefix, _random_ids(options, num_input, rng)])
         yield _made_up(options, token_ids, num_output)
-
-
-def _around(middle: int, ratio: float, rng: np.random.Generator) -> int:
-    """A random length from ``middle * (1 - ratio)`` to ``middle * (1 + ratio)``, at least 1."""
-    low, high = int(middle * (1 - ratio)), int(np.ceil(middle * (1 + ratio)))
-    return max(1, int(rng.integers(low, high, endpoint=True)))
 
 
 def _custom_requests(options: BenchOptions) -> Iterator[BenchRequest]:

@@ -6,14 +6,15 @@ Parsing them imports only argparse, so that the command line starts quickly.
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pagedserve.bench.api import APIS
+from pagedserve.bench.arguments import COUNT, COUNT_OR_ZERO, adder, check_values, switch
 from pagedserve.bench.metrics import GOODPUT_METRICS, METRICS
-from pagedserve.checks import Check, choice, each, integer, optional, real
+from pagedserve.checks import Check, choice, each, optional, real
 from pagedserve.errors import ConfigError
 
 _DATASETS = ("random", "custom", "trace")
@@ -78,11 +79,7 @@ class BenchOptions:
         Raises:
             ConfigError: A value out of range, or options that contradict each other.
         """
-        for name, check in _CHECKS.items():
-            try:
-                check(f"--{name.replace('_', '-')}", getattr(self, name))
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        check_values(self, _CHECKS)
         if self.dataset_name != "random":
             self.dataset_file()
         elif self.dataset_path is not None:
@@ -128,29 +125,28 @@ def _rate(name: str, value: float) -> float:
     return real("above 0, or inf", low=0, open_low=True)(name, value)
 
 
-_COUNT = integer("1 or more", low=1)
 _ABOVE_ZERO = real("a number above 0", low=0, open_low=True)
 
 _CHECKS: Mapping[str, Check[Any]] = {
-    "port": integer("1 or more", low=1),
+    "port": COUNT,
     "backend": choice(tuple(APIS)),
     "request_timeout": _ABOVE_ZERO,
     "dataset_name": choice(_DATASETS),
-    "num_prompts": _COUNT,
-    "num_warmups": integer("0 or more", low=0),
-    "seed": integer("0 or more", low=0),
-    "vocab_size": _COUNT,
-    "random_input_len": _COUNT,
-    "random_output_len": _COUNT,
+    "num_prompts": COUNT,
+    "num_warmups": COUNT_OR_ZERO,
+    "seed": COUNT_OR_ZERO,
+    "vocab_size": COUNT,
+    "random_input_len": COUNT,
+    "random_output_len": COUNT,
     "random_range_ratio": real("from 0 to 1", low=0, high=1),
-    "random_prefix_len": integer("0 or more", low=0),
-    "custom_output_len": _COUNT,
+    "random_prefix_len": COUNT_OR_ZERO,
+    "custom_output_len": COUNT,
     "trace_time_scale": _ABOVE_ZERO,
     "trace_length_scale": _ABOVE_ZERO,
-    "trace_block_size": _COUNT,
+    "trace_block_size": COUNT,
     "request_rate": optional(_rate),
     "burstiness": _ABOVE_ZERO,
-    "max_concurrency": optional(_COUNT),
+    "max_concurrency": optional(COUNT),
     "metric_percentiles": each(real("from 0 to 100", low=0, high=100), "numbers"),
 }
 
@@ -163,22 +159,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_results(parser.add_argument_group("results"))
 
 
-def _adder(group: argparse._ArgumentGroup) -> Callable[..., None]:
-    """A function that adds an option to a group, and shows its default if it has one."""
-
-    def add(name: str, text: str, *, default: object = None, **given: Any) -> None:
-        shown = text if default in (None, (), {}) else f"{text} (%(default)s)"
-        group.add_argument(f"--{name}", default=default, help=shown, **given)
-
-    return add
-
-
-def _switch(group: argparse._ArgumentGroup, name: str, text: str) -> None:
-    group.add_argument(f"--{name}", action="store_true", help=text)
-
-
 def _add_server(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
+    add = adder(group)
     add("base-url", "URL of the server, instead of --host and --port")
     add("host", "host of the server", default="127.0.0.1")
     add("port", "port of the server", type=int, default=8000)
@@ -211,7 +193,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_dataset(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
+    add = adder(group)
     add("dataset-name", f"source of prompts: {', '.join(_DATASETS)}", default="random")
     add(
         "dataset-path",
@@ -258,7 +240,7 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
+    add = adder(group)
     add(
         "request-rate",
         "requests per second, independent of the server's speed (the times of a trace, else inf, "
@@ -281,7 +263,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
-    add = _adder(group)
+    add = adder(group)
     add(
         "goodput",
         "count the requests that keep all these limits, in milliseconds, on "
@@ -305,12 +287,12 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         default="50,90,99",
         metavar="PERCENTS",
     )
-    _switch(group, "json", "print the result as JSON instead of a table")
-    _switch(group, "save-result", "write the result to a file, as JSON")
-    _switch(group, "save-detailed", "write the times of each request too")
+    switch(group, "json", "print the result as JSON instead of a table")
+    switch(group, "save-result", "write the result to a file, as JSON")
+    switch(group, "save-detailed", "write the times of each request too")
     add("result-dir", "directory of that file", type=Path, default=Path())
     add("result-filename", "name of that file (from rate, model and date)")
-    _switch(group, "disable-tqdm", "show no progress bar")
+    switch(group, "disable-tqdm", "show no progress bar")
 
 
 def _header(text: str) -> tuple[str, str]:

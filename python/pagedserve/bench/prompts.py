@@ -1,4 +1,4 @@
-"""Synthetic prompts: random token ids, and the same as words.
+"""Synthetic prompts: random token ids, the same as words, and their lengths.
 
 A prompt created here is reproducible (by its seed) and, except for a requested prefix, shares no
 prefix with others, so that no prefix cache helps.
@@ -32,6 +32,12 @@ def random_token_ids(num_tokens: int, *, vocab_size: int, rng: np.random.Generat
         int64 ``[num_tokens]``, each at least 0 and below ``vocab_size``.
     """
     return rng.integers(vocab_size, size=num_tokens)
+
+
+def length_around(middle: int, ratio: float, rng: np.random.Generator) -> int:
+    """A random length from ``middle * (1 - ratio)`` to ``middle * (1 + ratio)``, at least 1."""
+    low, high = int(middle * (1 - ratio)), int(np.ceil(middle * (1 + ratio)))
+    return max(1, int(rng.integers(low, high, endpoint=True)))
 
 
 def block_token_ids(

@@ -1,16 +1,15 @@
 """Report of a run: a table, or JSON with the names of ``vllm bench serve``."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from pagedserve.bench.figures import Distribution, Figures
+from pagedserve.bench.files import write_json
 from pagedserve.bench.metrics import METRICS
 from pagedserve.bench.options import BenchOptions
 from pagedserve.bench.outcome import Outcome
-from pagedserve.errors import ConfigError
 
 _WIDTH = 56
 _LABEL_WIDTH = 44
@@ -165,12 +164,8 @@ def save(result_fields: dict[str, Any], options: BenchOptions) -> None:
     Raises:
         ConfigError: The file cannot be written.
     """
-    path = options.result_dir / (options.result_filename or _file_name(result_fields))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result_fields) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    name = options.result_filename or _file_name(result_fields)
+    write_json(options.result_dir / name, result_fields)
 
 
 def _file_name(result_fields: dict[str, Any]) -> str:

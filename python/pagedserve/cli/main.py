@@ -102,5 +102,5 @@ def _add(command: str, commands: "argparse._SubParsersAction[Any]") -> None:
         case "decide":
             from pagedserve.cli.decide import add_decide_parser as add
         case _:
-            from pagedserve.bench.command import add_bench_parser as add
+            from pagedserve.cli.bench import add_bench_parser as add
     add(commands)

@@ -45,8 +45,8 @@ def add_run_batch_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _run_batch(options: argparse.Namespace) -> int:
-    from pagedserve.batch_files.input_file import input_file  # which imports numpy
-    from pagedserve.batch_files.output_file import output_file
+    from pagedserve.server.batches.input_file import input_file  # which imports numpy
+    from pagedserve.server.batches.output_file import output_file
     from pagedserve.server.prepare import read_files
 
     engine_args, server_args = read_args(options)

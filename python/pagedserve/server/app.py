@@ -16,6 +16,8 @@ from starlette.types import ASGIApp
 from pagedserve._core import __version__
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.server.apis import error_response
+from pagedserve.server.batches.routes import add_batches
+from pagedserve.server.batches.service import BatchService
 from pagedserve.server.body import json_route
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
@@ -73,8 +75,8 @@ _WRITTEN: Final[dict[int | str, dict[str, Any]]] = {
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
 
-def build_app(context: Context) -> ASGIApp:
-    """Build the ASGI application."""
+def build_app(context: Context, batches: BatchService | None = None) -> ASGIApp:
+    """Build the ASGI application; ``batches`` None serves no files and batches."""
     app = FastAPI(
         title="pagedserve",
         version=__version__,
@@ -93,6 +95,7 @@ def build_app(context: Context) -> ASGIApp:
     add_responses(app, context)
     add_decisions(app, context)
     add_ollama(app, context)
+    add_batches(app, batches, stall_timeout=context.args.stall_timeout)
     _add_pooling(app, context)
     _add_speech(app, context)
     _add_absent(app)

@@ -87,6 +87,10 @@ TokenIds: TypeAlias = Annotated[
 Prompts: TypeAlias = Annotated[
     _PromptForms, PlainValidator(_prompts, json_schema_input_type=_PromptForms)
 ]
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 Messages: TypeAlias = Annotated[list[dict[str, Any]], AfterValidator(_messages)]
 
 

@@ -16,6 +16,7 @@ from pagedserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagedserve.server.tool_formats import TOOL_FORMATS
 
 _MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
 _MAX_PORT: Final = 65535
 
 
@@ -141,6 +142,14 @@ class ServerArgs:
         "API keys, one of which each request must have; also PAGEDSERVE_API_KEY.",
         concern="server",
         unset="none",
+    )
+    batch_directory: str | None = option(
+        None,
+        _PATH,
+        "Directory for the files and batches of /v1/files and /v1/batches, which it turns on; for "
+        "one server at a time.",
+        concern="server",
+        unset="no such routes",
     )
     enable_admin_routes: bool = option(
         False,
@@ -286,6 +295,14 @@ class ServerArgs:
         checks.integer("at least 0", low=0),
         "Maximum total size of stored responses and their inputs (/v1/responses); the least "
         "recently used are dropped. 0 stores none.",
+        concern="limits",
+        parse=parse_bytes,
+    )
+    max_batch_directory_bytes: int = option(
+        10 * _GIB,
+        checks.count(),
+        "Maximum total size of the files in batch_directory; uploads beyond it are refused, and a "
+        "batch whose responses exceed it fails.",
         concern="limits",
         parse=parse_bytes,
     )

@@ -1,11 +1,13 @@
 """Checks and resources of a server before the model's libraries are imported."""
 
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from pagedserve.config import EngineArgs
 from pagedserve.decisions.calibration import Calibration
 from pagedserve.errors import ConfigError
 from pagedserve.inputs.chat import read_chat_template
+from pagedserve.server.files.lock import lock_directory
 from pagedserve.server.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
 
@@ -16,11 +18,13 @@ class Prepared:
 
     Attributes:
         listener: Socket that listens; connections wait until the server accepts them.
+        batch_lock: Holds the lock of the directory of batches; None without one.
         chat_template: Text of the template that the options name; None uses the model's own.
         calibration: Temperatures of typed decisions.
     """
 
     listener: Listener
+    batch_lock: BinaryIO | None
     chat_template: str | None
     calibration: Calibration
 
@@ -30,13 +34,15 @@ def prepare(engine_args: EngineArgs, server_args: ServerArgs) -> Prepared:
 
     Raises:
         ConfigError: Options that contradict each other, a file that cannot be read, or an address
-            that is in use or cannot be listened on.
+            or a directory that is in use or cannot be used.
     """
     chat_template = read_files(engine_args, server_args)
     path = server_args.decision_calibration
     calibration = Calibration() if path is None else Calibration.load(path)
+    directory = server_args.batch_directory
+    batch_lock = None if directory is None else lock_directory(directory)
     allow_descriptors()
-    return Prepared(listen(server_args), chat_template, calibration)
+    return Prepared(listen(server_args), batch_lock, chat_template, calibration)
 
 
 def read_files(engine_args: EngineArgs, server_args: ServerArgs) -> str | None:

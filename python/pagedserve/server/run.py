@@ -14,6 +14,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from socket import socket
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -23,6 +24,7 @@ import uvicorn
 from pagedserve.engine.client import ServedEngine
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.app import build_app
+from pagedserve.server.batches.service import BatchService
 from pagedserve.server.collector import IdleCollector
 from pagedserve.server.connection import BoundedProtocol, default_max_connections
 from pagedserve.server.context import Context, make_context
@@ -106,8 +108,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, context: Context, client: ServedEngine, listener: Listener) -> None:
-        """Prepare to serve."""
+        """Prepare to serve.
+
+        Raises:
+            ConfigError: The directory of batches cannot be used.
+        """
         tls, args = listener.tls, context.args
+        directory = args.batch_directory
+        self._batches = None if directory is None else BatchService(context, Path(directory))
         protocol: Any = partial(
             BoundedProtocol,
             receive_timeout=args.receive_timeout,
@@ -115,7 +123,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(
             uvicorn.Config(
-                build_app(context),
+                build_app(context, self._batches),
                 http=protocol,
                 ws="none",
                 log_config=None,  # its records have the format of all others
@@ -145,6 +153,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Close all connections, unless a second signal ended the server."""
+        await self._stop_batches()
         if not self.force_exit:
             await super().shutdown(sockets)
             if self._context.tracer is not None:
@@ -198,9 +207,12 @@ class Server(uvicorn.Server):
                 "the chat template shows no tools: requests with tools get a description in the "
                 "system message, and calls are held to it (--no-generic-tool-calls refuses them)"
             )
+        if self._batches is not None:
+            self._batches.start(client.max_num_seqs)
         logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
 
     async def _drain(self) -> None:
+        await self._stop_batches()
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._context.args.shutdown_timeout
         while self._context.num_open and clock() < deadline:
@@ -212,6 +224,10 @@ class Server(uvicorn.Server):
                 await self._context.abort(running)
             await asyncio.sleep(_LOOK)
         self.should_exit = True
+
+    async def _stop_batches(self) -> None:
+        if self._batches is not None:
+            await self._batches.stop()
 
     def _drop_unfinished(self) -> None:
         """Refuse requests that have not arrived completely."""

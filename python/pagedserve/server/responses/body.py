@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from pagedserve.errors import RequestError
 from pagedserve.server.bounds import MAX_ID_CHARS
-from pagedserve.server.fields import Function, FunctionName, JsonSchema, NullsLeftOut
+from pagedserve.server.fields import Function, FunctionName, JsonSchema, Metadata, NullsLeftOut
 from pagedserve.server.protocol import ABSENT, HARMLESS, MAX_INT, ReasoningEffort, SamplingBody
 from pagedserve.server.responses.items import Input
 
@@ -95,8 +95,6 @@ Include: TypeAlias = Literal[
     "web_search_call.action.sources",
     "code_interpreter_call.outputs",
 ]
-_Word: TypeAlias = Annotated[str, Field(max_length=64)]
-_Value: TypeAlias = Annotated[str, Field(max_length=512)]
 
 
 class ResponsesBody(SamplingBody):
@@ -129,7 +127,7 @@ class ResponsesBody(SamplingBody):
     include: list[Include] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: dict[_Word, _Value] = Field(default_factory=dict, max_length=16)
+    metadata: Metadata = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from pagedserve.batch_files.input_file import BatchLine
-from pagedserve.batch_files.requests import BatchRequest, LineError
 from pagedserve.errors import ConfigError
+from pagedserve.server.batches.input_file import BatchLine
+from pagedserve.server.batches.requests import BatchRequest, LineError
 
 if TYPE_CHECKING:  # it imports FastAPI, and files are refused earlier
     from pagedserve.server.errors import ServerError
@@ -153,6 +153,19 @@ class OutputFile:
             self.custom_ids.add(custom_id)
         self.num_lines += 1
         self.num_errors += is_error
+
+
+def divide(responses: Path, output: Path, errors: Path) -> None:
+    """Divide a file of responses into one of successes and one of errors, which may be empty.
+
+    Raises:
+        OSError: One cannot be read or written.
+    """
+    with responses.open("rb") as lines, output.open("wb") as good, errors.open("wb") as bad:
+        for line in lines:
+            found = _LINE.match(line)
+            is_success = found is not None and found[3] is not None and int(found[3]) == _SUCCESS
+            (good if is_success else bad).write(line)
 
 
 def _response(status: int, request_id: str, body: bytes) -> bytes:

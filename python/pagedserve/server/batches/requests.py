@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from pagedserve.batch_files.input_file import MAX_LINE_BYTES, BatchLine
+from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine
 
 
 class BatchRequest(NamedTuple):

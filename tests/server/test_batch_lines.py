@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pagedserve.batch_files.input_file import MAX_LINE_BYTES, BatchLine, InputFile, input_file
-from pagedserve.batch_files.output_file import OutputFile, output_file
-from pagedserve.batch_files.requests import BatchRequest, LineError, RequestReader
 from pagedserve.errors import ConfigError
 from pagedserve.server.apis import OPENAI
+from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine, InputFile, input_file
+from pagedserve.server.batches.output_file import OutputFile, output_file
+from pagedserve.server.batches.requests import BatchRequest, LineError, RequestReader
 from pagedserve.server.errors import ServerError
 
 URLS = ("/v1/completions", "/v1/embeddings")

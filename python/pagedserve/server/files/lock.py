@@ -1,0 +1,36 @@
+"""The lock of a directory of files and batches, which one server at a time may use."""
+
+import fcntl
+from pathlib import Path
+from typing import BinaryIO
+
+from pagedserve.errors import ConfigError
+
+
+def lock_directory(path: str) -> BinaryIO:
+    """Create a directory, and lock it for this process.
+
+    Args:
+        path: Path of the directory.
+
+    Returns:
+        The file that holds the lock until it is closed.
+
+    Raises:
+        ConfigError: It cannot be created or written, or another process uses it.
+    """
+    try:
+        directory = Path(path)
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("ab")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"batch_directory: cannot use {path}: {reason}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"batch_directory: another process uses {path}") from None
+    except OSError:
+        pass  # a file system without locks
+    return file

@@ -1,0 +1,158 @@
+"""Contents of files in a directory, within a bound of their number and total size."""
+
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from pagedserve.server.errors import ServerError
+from pagedserve.server.files.objects import FileObject
+from pagedserve.server.files.records import Page, Records, new_id
+from pagedserve.server.files.thread import to_end
+
+# Files of all API keys; outputs of batches are stored beyond it.
+MAX_FILES: Final = 10_000
+MAX_FILENAME_CHARS: Final = 256
+_SUFFIX: Final = ".content"
+
+
+class FileStore:
+    """Files of all API keys.
+
+    Attributes:
+        records: Their objects.
+        max_bytes: Maximum total size of the contents.
+        num_bytes: Total size of the contents, with those that are being stored.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        """Create the directory, or read what is in it.
+
+        Raises:
+            ConfigError: It cannot be created or read, or has a damaged file.
+        """
+        self._directory = directory
+        self.records = Records(directory, FileObject, "file")
+        self.max_bytes = max_bytes
+        self._drop_halves()
+        self.num_bytes = sum(file.bytes for _, file in self.records)
+
+    def _drop_halves(self) -> None:
+        """Drop contents without an object, and objects without their content."""
+        known = {file.id for _, file in self.records}
+        for path in self._directory.glob(f"*{_SUFFIX}"):
+            if path.name.removesuffix(_SUFFIX) not in known:
+                path.unlink()
+        for _, file in self.records:
+            if not self.path(file.id).exists():
+                self.records.delete(file)
+
+    def path(self, file_id: str) -> Path:
+        """Path of the content of a file that exists."""
+        return self._directory / f"{file_id}{_SUFFIX}"
+
+    async def upload(
+        self, owner: bytes, content: BinaryIO, *, num_bytes: int, filename: str
+    ) -> FileObject:
+        """Store a file of a client.
+
+        Args:
+            owner: Digest of the API key.
+            content: Content, from its current position on.
+            num_bytes: Size of the content.
+            filename: Name that the client gave.
+
+        Raises:
+            ServerError: 400, the bounds do not allow it.
+            OSError: It cannot be written.
+        """
+        self.check_count()
+        self.check_bytes(num_bytes)
+        if len(filename) > MAX_FILENAME_CHARS:
+            text = f"the filename has {len(filename)} characters; at most {MAX_FILENAME_CHARS}"
+            raise ServerError(400, f"{text} are accepted", param="file")
+        file_id = new_id("file-")
+        self.num_bytes += num_bytes
+        try:
+            await to_end(partial(_copy, content, self.path(file_id)))
+            return self._add(owner, file_id, num_bytes, filename, is_output=False)
+        except BaseException:
+            self.num_bytes -= num_bytes
+            self.path(file_id).unlink(missing_ok=True)
+            raise
+
+    def check_count(self) -> None:
+        """Check that one more file, or the output of one more batch, is within the bound.
+
+        Raises:
+            ServerError: 400, it is not.
+        """
+        if len(self.records) >= MAX_FILES:
+            text = f"{len(self.records)} files are stored; at most {MAX_FILES} are accepted"
+            raise ServerError(400, f"{text}: delete some first")
+
+    def check_bytes(self, num_bytes: int) -> None:
+        """Check that so many more bytes are within the bound.
+
+        Raises:
+            ServerError: 400, they are not.
+        """
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise ServerError(
+                400,
+                f"the stored files would have {self.num_bytes + num_bytes} bytes; at most "
+                f"{self.max_bytes} are accepted (--max-batch-directory-bytes): delete some first",
+            )
+
+    def add_output(self, owner: bytes, file_id: str, filename: str) -> bool:
+        """Store the output of a batch, whose content is at ``path``, also if it is stored already.
+
+        Returns:
+            Whether it was stored: an empty one is deleted.
+
+        Raises:
+            OSError: It cannot be read or written.
+        """
+        self.num_bytes -= sum(file.bytes for _, file in self.records if file.id == file_id)
+        num_bytes = self.path(file_id).stat().st_size
+        if not num_bytes:
+            self.path(file_id).unlink()
+            return False
+        self.num_bytes += num_bytes
+        self._add(owner, file_id, num_bytes, filename, is_output=True)
+        return True
+
+    def _add(
+        self, owner: bytes, file_id: str, num_bytes: int, filename: str, *, is_output: bool
+    ) -> FileObject:
+        file = FileObject(
+            id=file_id,
+            bytes=num_bytes,
+            created_at=int(time.time()),
+            filename=filename,
+            purpose="batch_output" if is_output else "batch",
+        )
+        self.records.put(owner, file)
+        return file
+
+    def delete(self, file: FileObject) -> None:
+        """Delete a file.
+
+        Raises:
+            OSError: It cannot be deleted.
+        """
+        self.records.delete(file)
+        self.path(file.id).unlink(missing_ok=True)
+        self.num_bytes -= file.bytes
+
+    def page(self, owner: bytes, page: Page, purpose: str | None) -> dict[str, object]:
+        """Return a page of the files of an API key; ``purpose`` None shows all."""
+        return self.records.page(
+            owner, page, lambda file: purpose is None or file.purpose == purpose
+        )
+
+
+def _copy(content: BinaryIO, path: Path) -> None:
+    with path.open("wb") as file:
+        shutil.copyfileobj(content, file)
