@@ -586,8 +586,8 @@ def paged_attention(
     The results are those of ``write_cache`` and ``paged_attention`` of
     pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
     ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
-    or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only this
-    function reads and writes.  Whole blocks may be copied between pools.
+    or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only
+    this function reads and writes.  Whole blocks may be copied between pools.
 
     R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 
