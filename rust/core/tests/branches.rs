@@ -1,5 +1,7 @@
 //! Prompts with branches: one group of sequences that begin alike and are sampled in one step.
 
+#![allow(clippy::unwrap_used, missing_docs)]
+
 mod common;
 
 use common::{Limits, Output, assert_all_returned, sampled_rows, update};

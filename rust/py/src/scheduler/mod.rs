@@ -150,6 +150,7 @@ impl Scheduler {
         num_encoder_tokens = 0, can_regrow = false, branches = Vec::new(), request_id = "",
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from a list")]
     fn add_seq_group(
         &self,
         token_ids: &Bound<'_, PyAny>,
