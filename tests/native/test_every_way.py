@@ -39,7 +39,7 @@ PERSON = {
     "additionalProperties": False,
 }
 KINDS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0, "logprobs": 2, "prediction": "the end of the day, and"},
     {"n": 4} | RANDOM,
     {"n": 2, "best_of": 3} | BEAMS,
     RANDOM | {"top_p": 0.9, "min_p": 0.05, "logprobs": 3},

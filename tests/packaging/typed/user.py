@@ -17,11 +17,15 @@ from pagedserve import (
     BeamSearchOutput,
     BeamSearchParams,
     BeamSearchSequence,
+    Calibration,
+    ChoiceAnswer,
     ClassificationOutput,
     ClassificationRequestOutput,
     CompletionOutput,
     ConcurrentCallError,
     ConfigError,
+    Decision,
+    Diagnostics,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     EngineArgs,
@@ -35,15 +39,18 @@ from pagedserve import (
     Logprob,
     LoRARequest,
     ModelLoadError,
+    NoulAnswer,
     PagedServeError,
     PoolingParams,
     PoolingRequestOutput,
     Prompt,
+    Question,
     RequestError,
     RequestMetrics,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    ScoreAnswer,
     ScoringOutput,
     ScoringRequestOutput,
     StructuredOutputsParams,
@@ -185,6 +192,28 @@ async def served(model: str) -> str:
         assert_type(output, PoolingRequestOutput)
     engine.shutdown()
     return text
+
+
+def decided(llm: LLM) -> list[float]:
+    questions: dict[str, Question] = {
+        "urgent": {"type": "noul", "instructions": "Is it urgent?"},
+        "team": {"type": "choice", "criteria": {"billing": None, "support": "all else"}},
+        "mood": {"type": "score", "criteria": ["bad", "good"]},
+    }
+    decision = llm.decide({"mail": "Help!"}, questions, calibration=Calibration())
+    assert_type(decision, Decision)
+    diagnostics = decision.diagnostics["urgent"]
+    assert_type(diagnostics, Diagnostics)
+    numbers = [diagnostics.label_mass]
+    for answer in decision.answers.values():
+        match answer:
+            case ChoiceAnswer(probabilities=probabilities):
+                numbers.append(max(probabilities.values()))
+            case NoulAnswer(noul=probability):
+                numbers.append(probability)
+            case ScoreAnswer(score=level):
+                numbers.append(level)
+    return numbers
 
 
 def explained(error: PagedServeError) -> str:
