@@ -67,6 +67,7 @@ def some_row(random: Random, state: GrammarState) -> RowSampling:
         grammar=state.copy() if random.random() < 0.5 else None,
         num_logprobs=(None, 0, 3)[int(random.integers(3))],
         num_candidates=int(random.choice([0, 0, 0, 4])),
+        label_token_ids=some_ids(random, 3) if random.random() < 0.3 else (),
     )
 
 
@@ -92,6 +93,10 @@ def check_rows(random: Random) -> None:
     for index, row in enumerate(rows):
         allowed = None if row.grammar is None else ALLOWED
         check_row(found, index, row, expected(logits[index], row, allowed))
+        if row.label_token_ids:
+            exact = log_softmax(logits[index].astype(np.float64))[list(row.label_token_ids)]
+            assert np.allclose(found.labels[index], exact, atol=1e-5)
+    assert found.labels.keys() == {i for i, row in enumerate(rows) if row.label_token_ids}
 
 
 def check_row(found: Any, index: int, row: RowSampling, wanted: Expected) -> None:
