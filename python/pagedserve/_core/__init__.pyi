@@ -685,7 +685,7 @@ class Scheduler:
         salt: int = 0,
         num_encoder_tokens: int = 0,
         can_regrow: bool = False,
-        branches: Sequence[NDArray[np.int32]] = (),
+        branches: Sequence[NDArray[np.int32]] = ...,
         request_id: str = "",
     ) -> tuple[int, int]:
         """Queue a request.
