@@ -9,7 +9,6 @@ Invariants:
 3. At most one process at a time writes the file.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from pagedserve.errors import ConfigError
 from pagedserve.server.batches.input_file import BatchLine
 from pagedserve.server.batches.requests import BatchRequest, LineError
+from pagedserve.server.files.lock import lock_file
 
 if TYPE_CHECKING:  # it imports FastAPI, and files are refused earlier
     from pagedserve.server.errors import ServerError
@@ -211,9 +211,4 @@ def _check_file(path: str, file: BinaryIO, source: BinaryIO) -> None:
         raise ConfigError(f"output_file: {path} is no regular file, so a run could not be resumed")
     if os.path.samestat(found, os.fstat(source.fileno())):
         raise ConfigError(f"output_file: {path} is the input file; give another")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"output_file: another process writes {path}") from None
-    except OSError:
-        pass  # a file system without locks
+    lock_file(file, f"output_file: another process writes {path}")

@@ -1,4 +1,4 @@
-"""The lock of a directory of files and batches, which one server at a time may use."""
+"""Locks of files and directories that one process at a time may use."""
 
 import fcntl
 from pathlib import Path
@@ -27,10 +27,22 @@ def lock_directory(path: str) -> BinaryIO:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"batch_directory: cannot use {path}: {reason}") from error
     try:
+        lock_file(file, f"batch_directory: another process uses {path}")
+    except ConfigError:
+        file.close()
+        raise
+    return file
+
+
+def lock_file(file: BinaryIO, refusal: str) -> None:
+    """Lock a file for this process until it is closed, where the file system has locks.
+
+    Raises:
+        ConfigError: Another process has locked it; the message is ``refusal``.
+    """
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise ConfigError(f"batch_directory: another process uses {path}") from None
+        raise ConfigError(refusal) from None
     except OSError:
         pass  # a file system without locks
-    return file
