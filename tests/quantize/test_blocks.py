@@ -35,7 +35,8 @@ def test_q8_0_has_the_bytes_of_the_gguf_package(seed: int, scale: float) -> None
     assert np.array_equal(q8_0(weights), gguf.quants.quantize(weights, Type.Q8_0))
 
 
-@given(st.integers(0, 1000), st.sampled_from([1e-4, 0.03, 1.0, 1000.0]))
+# At a scale of 1000, an outlier may pass the largest float16, and the package warns of its minimum.
+@given(st.integers(0, 1000), st.sampled_from([1e-4, 0.03, 1.0, 500.0]))
 def test_no_block_of_q4_1_is_worse_than_that_of_the_gguf_package(seed: int, scale: float) -> None:
     weights = rows(seed, scale)
     ours = errors(weights, q4_1(weights))
