@@ -1,8 +1,9 @@
-"""What the command lines of all benchmarks share: how options are added and checked."""
+"""What the command lines of all benchmarks share: how options are added, read and checked."""
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 from pagedserve.checks import Check, integer
 from pagedserve.errors import ConfigError
@@ -26,18 +27,33 @@ def switch(group: argparse._ArgumentGroup, name: str, text: str) -> None:
     group.add_argument(f"--{name}", action="store_true", help=text)
 
 
-def check_values(options: object, checks: Mapping[str, Check[Any]]) -> None:
-    """Check the fields of options.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedOptions:
+    """Options of a command line; each field is the option of the same name.
 
-    Args:
-        options: Object with a field for each check.
-        checks: Checks by the name of a field, which is the option's with underscores.
-
-    Raises:
-        ConfigError: A value that its check refuses.
+    Attributes:
+        checks: Checks by the name of a field.
     """
-    for name, check in checks.items():
-        try:
-            check(f"--{name.replace('_', '-')}", getattr(options, name))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+
+    checks: ClassVar[Mapping[str, Check[Any]]] = {}
+
+    @classmethod
+    def from_namespace(cls, namespace: argparse.Namespace) -> Self:
+        """Convert the options of a parsed command line.
+
+        Raises:
+            ConfigError: Invalid options.
+        """
+        return cls(**{field.name: getattr(namespace, field.name) for field in fields(cls)})
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ConfigError: A value out of range, or options that contradict each other.
+        """
+        for name, check in self.checks.items():
+            try:
+                check(f"--{name.replace('_', '-')}", getattr(self, name))
+            except ValueError as error:
+                raise ConfigError(str(error)) from error

@@ -7,12 +7,12 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pagedserve.bench.api import APIS
-from pagedserve.bench.arguments import COUNT, COUNT_OR_ZERO, adder, check_values, switch
+from pagedserve.bench.arguments import COUNT, COUNT_OR_ZERO, ParsedOptions, adder, switch
 from pagedserve.bench.metrics import GOODPUT_METRICS, METRICS
 from pagedserve.checks import Check, choice, each, optional, real
 from pagedserve.errors import ConfigError
@@ -22,9 +22,42 @@ _DEFAULT_METRICS = ("ttft", "tpot", "itl", "e2el")
 _SIX_HOURS = 21600.0
 
 
+def _rate(name: str, value: float) -> float:
+    """A number above 0, or infinity, which sends all at once."""
+    if value == math.inf:
+        return value
+    return real("above 0, or inf", low=0, open_low=True)(name, value)
+
+
+_ABOVE_ZERO = real("a number above 0", low=0, open_low=True)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchOptions:
-    """The options of a run; each field is the option of the same name, None if not given."""
+class BenchOptions(ParsedOptions):
+    """The options of a run; those without a default are None if not given."""
+
+    checks: ClassVar[Mapping[str, Check[Any]]] = {
+        "port": COUNT,
+        "backend": choice(tuple(APIS)),
+        "request_timeout": _ABOVE_ZERO,
+        "dataset_name": choice(_DATASETS),
+        "num_prompts": COUNT,
+        "num_warmups": COUNT_OR_ZERO,
+        "seed": COUNT_OR_ZERO,
+        "vocab_size": COUNT,
+        "random_input_len": COUNT,
+        "random_output_len": COUNT,
+        "random_range_ratio": real("from 0 to 1", low=0, high=1),
+        "random_prefix_len": COUNT_OR_ZERO,
+        "custom_output_len": COUNT,
+        "trace_time_scale": _ABOVE_ZERO,
+        "trace_length_scale": _ABOVE_ZERO,
+        "trace_block_size": COUNT,
+        "request_rate": optional(_rate),
+        "burstiness": _ABOVE_ZERO,
+        "max_concurrency": optional(COUNT),
+        "metric_percentiles": each(real("from 0 to 100", low=0, high=100), "numbers"),
+    }
 
     base_url: str | None
     host: str
@@ -64,22 +97,9 @@ class BenchOptions:
     result_filename: str | None
     disable_tqdm: bool
 
-    @classmethod
-    def from_namespace(cls, namespace: argparse.Namespace) -> "BenchOptions":
-        """Convert the options of a parsed command line.
-
-        Raises:
-            ConfigError: Invalid options.
-        """
-        return cls(**{field.name: getattr(namespace, field.name) for field in fields(cls)})
-
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ConfigError: A value out of range, or options that contradict each other.
-        """
-        check_values(self, _CHECKS)
+        """Check the options; see ``ParsedOptions``."""
+        ParsedOptions.__post_init__(self)
         if self.dataset_name != "random":
             self.dataset_file()
         elif self.dataset_path is not None:
@@ -116,39 +136,6 @@ class BenchOptions:
         if self.percentile_metrics is not None:
             return self.percentile_metrics
         return (*_DEFAULT_METRICS, "client_queue_time") if is_timed else _DEFAULT_METRICS
-
-
-def _rate(name: str, value: float) -> float:
-    """A number above 0, or infinity, which sends all at once."""
-    if value == math.inf:
-        return value
-    return real("above 0, or inf", low=0, open_low=True)(name, value)
-
-
-_ABOVE_ZERO = real("a number above 0", low=0, open_low=True)
-
-_CHECKS: Mapping[str, Check[Any]] = {
-    "port": COUNT,
-    "backend": choice(tuple(APIS)),
-    "request_timeout": _ABOVE_ZERO,
-    "dataset_name": choice(_DATASETS),
-    "num_prompts": COUNT,
-    "num_warmups": COUNT_OR_ZERO,
-    "seed": COUNT_OR_ZERO,
-    "vocab_size": COUNT,
-    "random_input_len": COUNT,
-    "random_output_len": COUNT,
-    "random_range_ratio": real("from 0 to 1", low=0, high=1),
-    "random_prefix_len": COUNT_OR_ZERO,
-    "custom_output_len": COUNT,
-    "trace_time_scale": _ABOVE_ZERO,
-    "trace_length_scale": _ABOVE_ZERO,
-    "trace_block_size": COUNT,
-    "request_rate": optional(_rate),
-    "burstiness": _ABOVE_ZERO,
-    "max_concurrency": optional(COUNT),
-    "metric_percentiles": each(real("from 0 to 100", low=0, high=100), "numbers"),
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,11 @@ Parsing them imports neither numpy nor torch, so that the command line starts qu
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pagedserve.bench.arguments import COUNT, COUNT_OR_ZERO, adder, check_values, switch
+from pagedserve.bench.arguments import COUNT, COUNT_OR_ZERO, ParsedOptions, adder, switch
 from pagedserve.checks import Check, choice, optional, real
 from pagedserve.errors import ConfigError
 
@@ -17,33 +17,14 @@ _DATASETS = ("random", "sharegpt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunOptions:
-    """Options of all three commands; each field is the option of the same name.
+class RunOptions(ParsedOptions):
+    """Options of all three commands.
 
     Attributes:
         output_json: File that the results are written to; None writes none.
     """
 
-    checks: ClassVar[Mapping[str, Check[Any]]] = {}
-
     output_json: Path | None
-
-    @classmethod
-    def from_namespace(cls, namespace: argparse.Namespace) -> Self:
-        """Convert the options of a parsed command line.
-
-        Raises:
-            ConfigError: Invalid options.
-        """
-        return cls(**{field.name: getattr(namespace, field.name) for field in fields(cls)})
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ConfigError: A value out of range, or options that contradict each other.
-        """
-        check_values(self, self.checks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +91,8 @@ class ThroughputOptions(RunOptions):
     disable_detokenize: bool
 
     def __post_init__(self) -> None:
-        """Check the options; see ``RunOptions``."""
-        check_values(self, self.checks)
+        """Check the options; see ``ParsedOptions``."""
+        ParsedOptions.__post_init__(self)
         if self.dataset_name == "sharegpt":
             self.dataset_file()
         if self.dataset_name == "random" and self.dataset_path is not None:
