@@ -33,8 +33,8 @@ from pagedserve.server.errors import ServerError, problems
 from pagedserve.server.fields import SizedBody
 from pagedserve.server.unparsed import check_unparsed
 
-# Bytes that are parsed in one hold of the interpreter's lock: up to 0.05 s.
-_BYTES_AT_ONCE: Final = 1 << 20
+# Bytes that are parsed in one hold of the interpreter's lock: up to 0.01 s.
+_BYTES_AT_ONCE: Final = 1 << 17
 
 
 def json_route(context: Context) -> type[APIRoute]:
