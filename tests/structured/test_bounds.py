@@ -11,7 +11,7 @@ import pytest
 from pagedserve.errors import RequestError
 from pagedserve.sampling import sources
 from pagedserve.sampling.compile_process import _Running
-from pagedserve.sampling.compile_worker import fault_of
+from pagedserve.sampling.compile_worker import Compilation
 from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.lark import MAX_RULE_CHAIN
 from pagedserve.sampling.schemas import (
@@ -225,7 +225,7 @@ def refused_after(
     def counted(source: str) -> str:
         nonlocal num_trials
         num_trials += 1
-        return fault_of(source, compiler._vocabulary)
+        return Compilation(compiler._vocabulary).fault_of(source)
 
     compiler.compile(StructuredOutputsParams(regex="the vocabulary is known"))
     monkeypatch.setattr(sources, "MAX_TRIALS", most)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pagedserve.errors import PagedServeError, RequestError
+from pagedserve.host_ops.heap import allocated_bytes
 from pagedserve.sampling import compile_process, compile_worker, sources
 from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.sources import GrammarKey
@@ -81,6 +82,20 @@ def test_the_process_prepares_a_grammar(
         compiler.compile(StructuredOutputsParams(json={"anyOf": [{"const": 2**60}]}))
 
 
+@pytest.mark.skipif(not allocated_bytes(), reason="the C library does not count what it allocated")
+def test_large_grammars_take_the_place_of_many(compiler: GrammarCompiler) -> None:
+    small = [only(f"small {number}") for number in range(3)]
+    for params in small:
+        assert compiler.compile(params).num_bytes < 1 << 20
+    texts = [f"{number} of many texts" for number in range(5000)]
+    large = [StructuredOutputsParams(choice=[name, *texts]) for name in "abcdefghij"]
+    for params in large:
+        assert 1 << 20 < compiler.compile(params).num_bytes < 4 << 20
+    assert compiler.knows(large[-1])
+    assert not compiler.knows(large[0])
+    assert not any(map(compiler.knows, small))
+
+
 def test_a_failure_of_the_preparation_is_no_fault_of_the_grammar(
     compiler: GrammarCompiler,
 ) -> None:
@@ -140,7 +155,9 @@ def test_a_forked_process_starts_its_own(compiler: GrammarCompiler) -> None:
     key = GrammarKey("regex", "forked", False, False)
     child = os.fork()
     if child == 0:
-        is_right = "forked" in process.source(key, vocabulary) and process._running is not running
+        is_right = (
+            "forked" in process.source(key, vocabulary)[0] and process._running is not running
+        )
         os._exit(0 if is_right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert "forked" in process.source(key, vocabulary)

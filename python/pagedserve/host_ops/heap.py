@@ -6,8 +6,34 @@ from typing import Final
 # Only glibc has them; other C libraries keep less freed memory.
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _mallopt: Final = getattr(ctypes.CDLL(None), "mallopt", None)
+# Since glibc 2.33; its forerunner counts up to 2 GiB.
+_mallinfo2: Final = getattr(ctypes.CDLL(None), "mallinfo2", None)
 # Parameter of mallopt(3): the number of heaps.
 _M_ARENA_MAX: Final = -8
+
+
+class _HeapInfo(ctypes.Structure):
+    """The struct mallinfo2 of malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+if _mallinfo2 is not None:
+    _mallinfo2.restype = _HeapInfo
+
+
+def allocated_bytes() -> int:
+    """Bytes of the blocks that are allocated, of all threads; 0 where the C library does not say."""
+    if _mallinfo2 is None:
+        return 0
+    info = _mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def share_one_heap() -> None:

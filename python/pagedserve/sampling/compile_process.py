@@ -129,8 +129,8 @@ class CompileProcess:
         if (running := self._running) is not None and running.owner == os.getpid():
             running.end()
 
-    def source(self, key: GrammarKey, vocabulary: "LLTokenizer") -> str:
-        """Prepare and compile a grammar; return llguidance's input for it.
+    def source(self, key: GrammarKey, vocabulary: "LLTokenizer") -> tuple[str, int]:
+        """Prepare and compile a grammar; return llguidance's input for it, and its memory in bytes.
 
         Args:
             key: Grammar.
@@ -201,8 +201,8 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
                 stream.close()
 
 
-def _source(answer: dict[str, Any]) -> str:
-    """Return llguidance's input of a response.
+def _source(answer: dict[str, Any]) -> tuple[str, int]:
+    """Return llguidance's input of a response, and the memory in bytes of what it compiles to.
 
     Raises:
         GrammarError: The grammar is invalid, with the position.
@@ -212,7 +212,7 @@ def _source(answer: dict[str, Any]) -> str:
         raise PagedServeError(f"the process for grammars failed: {answer['error']}")
     if "fault" in answer:
         raise GrammarError(answer["fault"], answer["place"])
-    return str(answer["source"])
+    return answer["source"], answer["num_bytes"]
 
 
 def _described(vocabulary: "LLTokenizer") -> dict[str, Any]:

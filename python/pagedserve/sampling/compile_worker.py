@@ -26,7 +26,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from pagedserve.host_ops.heap import return_freed_memory
+from pagedserve.host_ops.heap import allocated_bytes, return_freed_memory
 from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling.sources import PARSER_LIMITS, GrammarKey, Trials, compiled_source
 
@@ -127,56 +127,71 @@ def read_vocabulary(start: dict[str, Any]) -> "LLTokenizer":
     return tokens.vocabulary
 
 
-def fault_of(source: str, vocabulary: "LLTokenizer") -> str:
-    """Compile llguidance's input; return the error, empty if a text can start."""
-    error, _, backtrace = _error_of(source, vocabulary).partition("\n<backtrace>")
-    if not backtrace:
-        return error
-    return next((text for code, text in _ASSERTIONS.items() if code in error), error)
+class Compilation:
+    """Compilations with one vocabulary.
 
+    Attributes:
+        vocabulary: The vocabulary.
+        num_bytes: Memory of the last grammar that was compiled, once a text has started.
+    """
 
-def _error_of(source: str, vocabulary: "LLTokenizer") -> str:
-    from llguidance import LLMatcher, LLParserLimits
+    def __init__(self, vocabulary: "LLTokenizer") -> None:
+        """Compile nothing yet."""
+        self.vocabulary = vocabulary
+        self.num_bytes = 0
 
-    limits = LLParserLimits(**PARSER_LIMITS)
-    matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
-    if matcher.is_error():
-        return LLMatcher.validate_grammar(source, vocabulary, limits=limits) or matcher.get_error()
-    for _ in range(_NUM_STEPS):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    def fault_of(self, source: str) -> str:
+        """Compile llguidance's input; return the error, empty if a text can start."""
+        error, _, backtrace = self._error_of(source).partition("\n<backtrace>")
+        if not backtrace:
+            return error
+        return next((text for code, text in _ASSERTIONS.items() if code in error), error)
+
+    def _error_of(self, source: str) -> str:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits, before = LLParserLimits(**PARSER_LIMITS), allocated_bytes()
+        matcher = LLMatcher(self.vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
-            return matcher.get_error()
-        if matcher.is_stopped() or not mask:
-            break
-        matcher.consume_token((mask & -mask).bit_length() - 1)
-    return ""
+            error = LLMatcher.validate_grammar(source, self.vocabulary, limits=limits)
+            return error or matcher.get_error()
+        for _ in range(_NUM_STEPS):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            if matcher.is_error():
+                return matcher.get_error()
+            if matcher.is_stopped() or not mask:
+                break
+            matcher.consume_token((mask & -mask).bit_length() - 1)
+        self.num_bytes = max(0, allocated_bytes() - before)
+        return ""
 
-
-def limited_fault_of(source: str, vocabulary: "LLTokenizer") -> str:
-    """Compile llguidance's input within the processor time of a compilation."""
-    limit_cpu(CPU_SECONDS)
-    try:
-        return fault_of(source, vocabulary)
-    except MemoryError:
-        raise
-    # A Rust panic is not an Exception.
-    except BaseException as error:  # noqa: BLE001
-        return f"it cannot be compiled: {error}"
-    finally:
-        limit_cpu(PREPARATION_SECONDS)
+    def limited_fault_of(self, source: str) -> str:
+        """Compile llguidance's input within the processor time of a compilation."""
+        limit_cpu(CPU_SECONDS)
+        try:
+            return self.fault_of(source)
+        except MemoryError:
+            raise
+        # A Rust panic is not an Exception.
+        except BaseException as error:  # noqa: BLE001
+            return f"it cannot be compiled: {error}"
+        finally:
+            limit_cpu(PREPARATION_SECONDS)
 
 
 def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
     """Prepare and compile a grammar.
 
     Returns:
-        ``source``, llguidance's input for it; or ``fault`` and ``place``, why it is invalid and
+        ``source``, llguidance's input for it, and ``num_bytes``, its memory once compiled; or
+        ``fault`` and ``place``, why it is invalid and
         where; or ``error``, what went wrong here.
     """
     limit_cpu(PREPARATION_SECONDS)
     try:
-        trials = Trials(lambda source: limited_fault_of(source, vocabulary))
-        return {"source": compiled_source(key, trials)}
+        compilation = Compilation(vocabulary)
+        source = compiled_source(key, Trials(compilation.limited_fault_of))
+        return {"source": source, "num_bytes": compilation.num_bytes}
     except GrammarError as fault:
         return {"fault": str(fault), "place": fault.place}
     except RecursionError:

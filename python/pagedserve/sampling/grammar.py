@@ -200,10 +200,15 @@ def _num_allowed(mask: NDArray[np.int32]) -> int:
 
 
 class Grammar:
-    """A compiled grammar of one vocabulary."""
+    """A compiled grammar of one vocabulary.
 
-    def __init__(self, start: GrammarState) -> None:
+    Attributes:
+        num_bytes: Its memory when it was compiled; 0 where the C library does not say.
+    """
+
+    def __init__(self, start: GrammarState, num_bytes: int) -> None:
         """Store the initial state, which may have a fault; only copies of it advance."""
+        self.num_bytes = num_bytes
         self._start = start
         self._first = compute_masks([start])[0]
 

@@ -26,8 +26,9 @@ from pagedserve.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Number of cached grammars: requests of one client mostly share a schema.
+# Cached grammars, and their bytes in all: requests of one client mostly share a schema.
 _MAX_KEPT: Final = 64
+_MAX_KEPT_BYTES: Final = 8 << 20
 # Maximum length of an error message, which may repeat much of a grammar.
 _MAX_REASON_CHARS: Final = 600
 
@@ -102,9 +103,15 @@ class GrammarCompiler:
             found = GrammarError(str(fault), fault.place)  # without what tracebacks refer to
         with self._lock:
             self._kept[key] = found
-            if len(self._kept) > _MAX_KEPT:
+            while len(self._kept) > 1 and self._is_overfull():
                 self._kept.popitem(last=False)
         return found
+
+    def _is_overfull(self) -> bool:
+        grammars = [found for found in self._kept.values() if isinstance(found, Grammar)]
+        num_bytes = sum(grammar.num_bytes for grammar in grammars)
+        num_bytes += sum(len(key.definition) for key in self._kept)
+        return len(self._kept) > _MAX_KEPT or num_bytes > _MAX_KEPT_BYTES
 
     def _tried(self, key: GrammarKey) -> Grammar:
         """Compile a grammar that the other process survived.
@@ -114,11 +121,11 @@ class GrammarCompiler:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        source = self.process.source(key, self._vocabulary)
+        source, num_bytes = self.process.source(key, self._vocabulary)
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         start = GrammarState(matcher, self.eos_token_ids, -(-self.vocab_size // 32))
-        grammar = Grammar(start)
+        grammar = Grammar(start, num_bytes)
         if start.fault is not None:
             raise GrammarError(start.fault)
         return grammar
