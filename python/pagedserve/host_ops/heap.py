@@ -29,7 +29,7 @@ if _mallinfo2 is not None:
 
 
 def allocated_bytes() -> int:
-    """Bytes of the blocks that are allocated, of all threads; 0 where the C library does not say."""
+    """Bytes that all threads have allocated; 0 where the C library does not say."""
     if _mallinfo2 is None:
         return 0
     info = _mallinfo2()

@@ -191,7 +191,6 @@ def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
     try:
         compilation = Compilation(vocabulary)
         source = compiled_source(key, Trials(compilation.limited_fault_of))
-        return {"source": source, "num_bytes": compilation.num_bytes}
     except GrammarError as fault:
         return {"fault": str(fault), "place": fault.place}
     except RecursionError:
@@ -200,6 +199,7 @@ def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
         raise
     except BaseException as error:  # noqa: BLE001
         return {"error": f"{type(error).__name__}: {error}"}
+    return {"source": source, "num_bytes": compilation.num_bytes}
 
 
 def serve() -> None:
