@@ -6,18 +6,15 @@ rounded to float16, by at most a 2048th of ``scale * zero``.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.native.stored import BLOCKS
+
 # Inputs of a block.
 _INPUTS: Final = 32
-_BLOCKS: Final[dict[str, np.dtype[Any]]] = {
-    "Q4_0": np.dtype([("scale", "<f2"), ("numbers", "u1", 16)]),
-    "Q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("numbers", "u1", 16)]),
-    "Q8_0": np.dtype([("scale", "<f2"), ("numbers", "u1", 32)]),
-}
 # Largest rounding of a float16 number, as a fraction of it.
 _ROUNDING: Final = 2.0**-11
 _LARGEST: Final = float(np.finfo(np.float16).max)
@@ -65,13 +62,13 @@ class GroupedWeights:
             raise ValueError(f"no blocks hold weights {self.obstacle()}")
         groups = self.groups[::_INPUTS]
         numbers = self.numbers.reshape(len(self.numbers), -1, _INPUTS)
-        made = np.empty(numbers.shape[:2], _BLOCKS[storage])
+        made = np.empty(numbers.shape[:2], BLOCKS[storage])
         scales = self.scales.astype(np.float16)
         made["scale"] = scales[:, groups]
         if storage == "Q4_1":
             made["minimum"] = (scales.astype(np.float32) * -self.zeros)[:, groups]
         if storage == "Q8_0":
-            made["numbers"] = numbers ^ 0x80
+            made["numbers"] = (numbers ^ 0x80).view(np.int8)
         else:
             made["numbers"] = numbers[..., : _INPUTS // 2] | numbers[..., _INPUTS // 2 :] << 4
         return storage, made.view(np.uint8)

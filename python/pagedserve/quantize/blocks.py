@@ -9,14 +9,12 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.native.stored import BLOCKS
+
 BLOCK_WEIGHTS: Final = 32
 # Largest scale.
 LARGEST_FLOAT16: Final = np.float32(np.finfo(np.float16).max)
 
-_Q8_0: Final = np.dtype([("scale", "<f2"), ("levels", "i1", (BLOCK_WEIGHTS,))])
-_Q4_1: Final = np.dtype(
-    [("step", "<f2"), ("minimum", "<f2"), ("levels", "u1", (BLOCK_WEIGHTS // 2,))]
-)
 _MAX_BYTE: Final = np.float32(127)
 _MAX_LEVEL: Final = np.float32(15)
 # Shares of a block's range over which Q4_1's levels are tried; numbers outside become the nearest.
@@ -37,9 +35,9 @@ def q8_0(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
     magnitudes = np.abs(blocks * _inverse(scales))
     whole = np.floor(magnitudes)
     whole += magnitudes - whole >= np.float32(0.5)
-    found = np.empty(len(blocks), _Q8_0)
+    found = np.empty(len(blocks), BLOCKS["Q8_0"])
     found["scale"] = scales[:, 0]
-    found["levels"] = np.copysign(whole, blocks)
+    found["numbers"] = np.copysign(whole, blocks)
     return found.view(np.uint8).reshape(len(weights), -1)
 
 
@@ -61,10 +59,10 @@ def q4_1(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
     best = next(candidates)
     for candidate in candidates:
         best.improve(candidate)
-    found = np.empty(blocks.shape[1], _Q4_1)
-    found["step"], found["minimum"] = best.step, best.minimum
+    found = np.empty(blocks.shape[1], BLOCKS["Q4_1"])
+    found["scale"], found["minimum"] = best.step, best.minimum
     first, second = np.split(best.levels.astype(np.uint8), 2)
-    found["levels"] = (first | second << 4).T
+    found["numbers"] = (first | second << 4).T
     return found.view(np.uint8).reshape(len(weights), -1)
 
 
