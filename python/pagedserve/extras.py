@@ -1,7 +1,8 @@
 """The packages of extras: which of them are missing, and the command that installs them.
 
 The installed package's metadata lists them, so a printed command needs no published release.  It is
-read here, because importlib.metadata imports parsers of mail, archives and dates: 30 ms of a start.
+read here, because importlib.metadata imports parsers of messages, archives and dates: 30 ms of a
+start.
 """
 
 import importlib.util
