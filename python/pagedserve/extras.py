@@ -1,16 +1,23 @@
 """The packages of extras: which of them are missing, and the command that installs them.
 
-The installed package's metadata lists them, so a printed command needs no published release.
+The installed package's metadata lists them, so a printed command needs no published release.  It is
+read here, because importlib.metadata imports parsers of messages, archives and dates: 30 ms of a
+start.
 """
 
-import importlib.metadata
 import importlib.util
 import re
 import shlex
+import sys
+from collections.abc import Container, Iterator
+from pathlib import Path
 from typing import Final
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _INCLUDED: Final = re.compile(r"pagedserve\[([a-z,-]+)\]")
+# Folder of a package's metadata beside its modules, as ``prometheus_client-0.21.1.dist-info``.
+_METADATA: Final = re.compile(r"([^-]+)(?:-.*)?\.(?:dist|egg)-info")
+_REQUIRES: Final = "Requires-Dist:"
 
 
 def requirements(extras: str) -> list[str]:
@@ -21,18 +28,50 @@ def requirements(extras: str) -> list[str]:
     Args:
         extras: Names with commas between them.
     """
-    try:
-        listed = importlib.metadata.requires("pagedserve") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    folder = _metadata_folders().get("pagedserve")
+    return [] if folder is None else _requirements(extras, list(_listed(folder / "METADATA")))
+
+
+def _requirements(extras: str, listed: list[str]) -> list[str]:
     found = []
     for extra in extras.split(","):
         marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
         for line in filter(marker.search, listed):
             requirement = line.partition(";")[0].strip()
             included = _INCLUDED.fullmatch(requirement)
-            found += requirements(included[1]) if included else [requirement]
+            found += _requirements(included[1], listed) if included else [requirement]
     return list(dict.fromkeys(found))
+
+
+def _metadata_folders() -> dict[str, Path]:
+    """Folders of the installed packages' metadata, by normalized name; the first found is used."""
+    found: dict[str, Path] = {}
+    for entry in sys.path:
+        try:
+            names = [path.name for path in Path(entry).iterdir()]
+        except OSError:  # an archive, or nothing
+            continue
+        for match in filter(None, map(_METADATA.fullmatch, names)):
+            found.setdefault(_normalized(match[1]), Path(entry, match[0]))
+    return found
+
+
+def _normalized(name: str) -> str:
+    """Name of a package, of which several spellings are equal."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _listed(path: Path) -> Iterator[str]:
+    """Requirements in a file of metadata, with their markers; its first empty line ends them."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if not line:
+            return
+        if line.startswith(_REQUIRES):
+            yield line.removeprefix(_REQUIRES).strip()
 
 
 def install_command(extras: str, module: str) -> str:
@@ -50,7 +89,12 @@ def check_installed(what: str, extras: str) -> None:
     Raises:
         ImportError: Names the missing packages and the command that installs them.
     """
-    missing = [line for line in requirements(extras) if not _is_installed(_NAME.match(line))]
+    installed = _metadata_folders()
+    missing = [
+        line
+        for line in requirements(extras)
+        if (name := _NAME.match(line)) and not _is_installed(name[0], installed)
+    ]
     if missing:
         names = ", ".join(re.split(r"[^\w.-]", line)[0] for line in missing)
         raise ImportError(
@@ -71,12 +115,6 @@ def _is_importable(name: str) -> bool:
         return False
 
 
-def _is_installed(name: re.Match[str] | None) -> bool:
+def _is_installed(name: str, installed: Container[str]) -> bool:
     """Whether a package has metadata, or else a module of its name."""
-    if name is None:
-        return True
-    try:
-        importlib.metadata.distribution(name[0])
-    except importlib.metadata.PackageNotFoundError:
-        return importlib.util.find_spec(name[0].replace("-", "_")) is not None
-    return True
+    return _normalized(name) in installed or _is_importable(name.replace("-", "_"))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
 import pagedserve.checks as checks
@@ -10,11 +11,6 @@ import pagedserve.output.pooling as vectors
 from pagedserve.config import EngineArgs
 from pagedserve.config.engine_args import takes_engine_options
 from pagedserve.config.engine_options import EngineOptions
-from pagedserve.decisions.answers import Decision, make_decision
-from pagedserve.decisions.calibration import Calibration
-from pagedserve.decisions.prompts import Asked, DecisionPrompts, num_prompt_tokens
-from pagedserve.decisions.questions import Question, parse_questions
-from pagedserve.decisions.reads import reads_of
 from pagedserve.engine.batches import Batches, PoolingOptions, UseTqdm
 from pagedserve.engine.calls import Calls, in_turn
 from pagedserve.engine.defaults import default_sampling_params
@@ -35,7 +31,6 @@ from pagedserve.inputs.prompts import (
     parse_prompts,
 )
 from pagedserve.lora.request import LoRARequest, match_lora_requests
-from pagedserve.metrics import Metric, metrics_of
 from pagedserve.outputs import (
     BeamSearchOutput,
     ClassificationRequestOutput,
@@ -49,6 +44,13 @@ from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import ABSENT_METHODS, AbsentArguments, refuse_arguments
+
+if TYPE_CHECKING:  # what a method alone uses is imported when it is called
+    from pagedserve.decisions.answers import Decision
+    from pagedserve.decisions.calibration import Calibration
+    from pagedserve.decisions.prompts import DecisionPrompts
+    from pagedserve.decisions.questions import Question
+    from pagedserve.metrics import Metric
 
 
 class LLM(ModelOwner):
@@ -80,13 +82,18 @@ class LLM(ModelOwner):
         self._default_params: SamplingParams | None = None
         self.llm_engine = LLMEngine(self._args)
         self.calls, self._num_calls = Calls(self.llm_engine.guard), 0
-        self._decisions = DecisionPrompts(self.llm_engine.input_processor.tokenizer)
         labels = engine_labels(model)
         self._batches = Batches(self.llm_engine, RequestCounts(labels))
         self._metrics = EngineMetrics(labels)
         if self._args.use_tqdm_on_load:
             for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
                 print(line, file=sys.stderr)  # noqa: T201  # for the user
+
+    @cached_property
+    def _decisions(self) -> "DecisionPrompts":
+        from pagedserve.decisions.prompts import DecisionPrompts
+
+        return DecisionPrompts(self.llm_engine.input_processor.tokenizer)
 
     def shutdown(self) -> None:
         """Free the memory and stop the ranks of the model.
@@ -291,14 +298,14 @@ class LLM(ModelOwner):
     def decide(
         self,
         state: object,
-        questions: Mapping[str, Question],
+        questions: "Mapping[str, Question]",
         *,
         instructions: str | None = None,
-        calibration: Calibration | None = None,
+        calibration: "Calibration | None" = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | None = None,
-    ) -> Decision:
+    ) -> "Decision":
         """Answer typed questions about a state, with probabilities.
 
         The state is computed once, and all questions are read in one step.  The probabilities of a
@@ -320,6 +327,11 @@ class LLM(ModelOwner):
             RequestError: A question is not accepted, or a label is not one token of the model.
             ConfigError: The template file cannot be read.
         """
+        from pagedserve.decisions.answers import make_decision
+        from pagedserve.decisions.prompts import Asked, num_prompt_tokens
+        from pagedserve.decisions.questions import parse_questions
+        from pagedserve.decisions.reads import reads_of
+
         asked = Asked(
             state=state,
             questions=parse_questions(questions),
@@ -448,8 +460,10 @@ class LLM(ModelOwner):
         pooled = dict(zip(texts, embedded, strict=True))
         return [vectors.scoring_output(pooled[left], pooled[right]) for left, right in pairs]
 
-    def get_metrics(self) -> list[Metric]:
+    def get_metrics(self) -> "list[Metric]":
         """Metrics of the engine and of finished requests, with the names of ``/metrics``."""
+        from pagedserve.metrics import metrics_of
+
         snapshot = self.llm_engine.snapshot()
         families = [*self._batches.counts.families(), *self._metrics.families(snapshot)]
         return list(metrics_of(families))

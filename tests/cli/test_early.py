@@ -1,11 +1,13 @@
 """What a command line refuses before torch or transformers is imported."""
 
+import importlib.metadata
 import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -13,6 +15,8 @@ from pagedserve.cli import early, main
 from pagedserve.extras import check_installed, install_command, requirements
 
 HEAVY = ("torch", "transformers", "fastapi")
+Install: TypeAlias = Callable[..., None]
+
 # Runs command lines; prints the status of each, and the heavy modules that were imported by then.
 RUN = """
 import contextlib, io, json, sys
@@ -104,25 +108,54 @@ def test_a_gpus_options_without_a_driver(
     assert said in capsys.readouterr().err
 
 
-def test_missing_packages_are_named_with_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = ["numpy>=1.26", "no-such-package>=2; extra == 'engine'", 'torch ; extra == "engine"']
-    monkeypatch.setattr("importlib.metadata.requires", lambda _: listed)
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
+    """Installs a package of requirements as this one, before the real one."""
+
+    def installed(*requirements: str, name: str = "pagedserve") -> None:
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        lines = [f"Name: {name}", *(f"Requires-Dist: {line}" for line in requirements)]
+        (folder / "METADATA").write_text("\n".join([*lines, "", "Requires-Dist: prose>=1"]))
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return installed
+
+
+def test_missing_packages_are_named_with_a_command(install: Install) -> None:
+    install("numpy>=1.26", "no-such-package>=2; extra == 'engine'", 'torch ; extra == "engine"')
     assert requirements("engine") == ["no-such-package>=2", "torch"]
     with pytest.raises(ImportError, match=r"\(no-such-package\): pip install 'no-such-package>=2'"):
         check_installed("pagedserve serve", "engine")
     check_installed("pagedserve serve", "serve")
 
 
-def test_an_extra_that_includes_another_lists_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = [
+def test_a_package_is_known_by_any_spelling_of_its_name(install: Install) -> None:
+    install('Some.Package>=1; extra == "engine"')
+    with pytest.raises(ImportError, match="Some"):
+        check_installed("pagedserve serve", "engine")
+    install(name="some_package")
+    check_installed("pagedserve serve", "engine")
+
+
+def test_an_extra_that_includes_another_lists_its_packages(install: Install) -> None:
+    install(
         'jinja2>=3; extra == "cpu"',
         'pagedserve[serve]; extra == "cpu"',
         'uvicorn>=1; extra == "serve"',
-    ]
-    monkeypatch.setattr("importlib.metadata.requires", lambda _: listed)
+    )
     assert requirements("cpu") == ["jinja2>=3", "uvicorn>=1"]
 
 
-def test_without_metadata_the_missing_module_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.requires", lambda _: None)
+@pytest.mark.parametrize("extra", ["engine", "serve", "otel"])
+def test_requirements_are_those_that_the_standard_library_reads(extra: str) -> None:
+    listed = importlib.metadata.requires("pagedserve") or []
+    marked = [line.partition(";")[0].strip() for line in listed if f"'{extra}'" in line]
+    assert requirements(extra) == marked
+
+
+def test_without_metadata_the_missing_module_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install_command("engine", "torch") == "pip install torch"

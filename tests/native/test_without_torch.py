@@ -30,6 +30,14 @@ assert not {"torch", "transformers"} & sys.modules.keys()
 print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
 """
 
+# What a text from a GGUF file needs none of; some are imported by packages that a start leaves out.
+UNUSED = {
+    *("torch", "transformers", "fastapi", "jinja2", "tqdm", "numpy.ma", "importlib.metadata"),
+    *("asyncio", "email", "hashlib", "multiprocessing", "socket", "ssl"),
+    *("pagedserve.decisions", "pagedserve.metrics", "pagedserve.models.load.bars"),
+    *("pagedserve.server", "pagedserve.runner", "pagedserve.parallel"),
+}
+
 
 def tokens_without_torch(model: str, prompts: list[str]) -> list[list[int]]:
     command = [sys.executable, "-c", PROGRAM, model, json.dumps(prompts)]
@@ -69,3 +77,20 @@ def test_tokens_are_those_with_torch(model: str, tmp_path: Path) -> None:
     if model != "smollm2":
         model, prompts = str(save_decoder(tmp_path, model)), ["w1 w5 w9", "w4 w8"]
     assert tokens_without_torch(model, prompts) == tokens_with_torch(model, prompts)
+
+
+@pytest.mark.usefixtures("model_package")
+def test_a_start_imports_nothing_that_it_does_not_use() -> None:
+    program = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from pagedserve.cli import run
+run()
+"""
+    words = ["generate", "--model", "smollm2", "--backend", "native", "--prompt", "hi"]
+    command = [sys.executable, "-c", program, *words, "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert "text:" in done.stdout
+    loaded = done.stderr.splitlines()[-1].split()
+    assert "pagedserve.native.executor" in loaded
+    assert not UNUSED & set(loaded)

@@ -112,6 +112,7 @@ CORE_USERS = {
     "pagedserve.host_ops",
     "pagedserve.parallel.shared_memory",
     "pagedserve.models.fused.cpu",
+    "pagedserve.models.load.gguf_header",  # lists of a vocabulary
     "pagedserve.native",
     "pagedserve.models.check.paged_logits",  # KV groups of its cache
     "pagedserve.replay",

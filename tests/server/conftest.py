@@ -31,9 +31,6 @@ from tests.support.formula import FormulaModel
 class Served:
     """A server in this process, and the engine behind it."""
 
-    # FastAPI changes the filters of warnings meanwhile, and pytest at the end of each phase.
-    waits_for_schema = True
-
     def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
         self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
         default_params: Future[SamplingParams] = Future()
@@ -55,10 +52,6 @@ class Served:
         gc.freeze()
         self._thread.start()
         self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
-        if self.waits_for_schema:
-            for thread in threading.enumerate():
-                if thread.name.startswith("pagedserve-openapi"):
-                    thread.join()
         self.http = httpx.Client(base_url=self._listener.address, timeout=30)
         return self
 

@@ -19,6 +19,9 @@ __all__ = [
     "logprobs",
     "pack_layers",
     "paged_attention",
+    "pass_texts",
+    "read_pairs",
+    "read_texts",
     "rms_norm",
     "thread_waits",
     "top_k",
@@ -632,4 +635,43 @@ def paged_attention(
     Raises:
         ``StepError``: Arguments that do not fit each other or an id outside of the pool; nothing
             was written.
+    """
+
+def pass_texts(
+    content: bytes, at: int, count: int, *, max_bytes: int, big_endian: bool
+) -> tuple[int, int]:
+    """Pass over the complete texts of a list, up to the first that is too long.
+
+    Args:
+        content: Bytes of a file from its beginning.
+        at: Offset of the first text.
+        count: Maximum number of texts to pass over.
+        max_bytes: Maximum length of a text in bytes.
+        big_endian: Byte order of the lengths.
+
+    Returns:
+        Number of texts passed over, and the offset of the byte after them.
+    """
+
+def read_pairs(content: bytes, *, big_endian: bool) -> list[tuple[str, str]]:
+    """Return the texts of a list, each split at its only space.
+
+    Args:
+        content: The list's bytes, all of them texts.
+        big_endian: Byte order of the lengths.
+
+    Raises:
+        ``UnicodeDecodeError``: A text is not UTF-8.
+        ``ValueError``: A text has no space, or several.
+    """
+
+def read_texts(content: bytes, *, big_endian: bool) -> list[str]:
+    """Return the texts of a list.
+
+    Args:
+        content: The list's bytes, all of them texts.
+        big_endian: Byte order of the lengths.
+
+    Raises:
+        ``UnicodeDecodeError``: A text is not UTF-8.
     """

@@ -6,7 +6,8 @@ from typing import Final
 
 from tqdm import tqdm
 
-from pagedserve.models.load.progress import Bar, are_bars_shown
+from pagedserve.models.load.bars import Bar
+from pagedserve.models.load.progress import are_bars_shown
 
 # Seconds between two lines.
 _INTERVAL: Final = 10.0

@@ -37,11 +37,10 @@ def _check_device(args: EngineArgs) -> None:
 
 def _check_files(args: EngineArgs) -> None:
     from pagedserve.engine.defaults import default_sampling_params
-    from pagedserve.models.load.hub import HubOptions, Part
-    from pagedserve.models.load.sources import find_local
+    from pagedserve.models.load.hub import HubOptions
+    from pagedserve.models.load.sources import find_local, find_local_source
 
-    part: Part = "config" if args.load_format == "dummy" else "model"
-    find_local(args.model, part=part, hub=HubOptions.of_model(args))
+    find_local_source(args)
     if args.tokenizer is not None:
         find_local(args.tokenizer, part="tokenizer", hub=HubOptions.of_tokenizer(args))
     drafts = args.speculative_config

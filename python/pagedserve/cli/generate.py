@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pagedserve.cli.early import check_early
 from pagedserve.cli.sampling import add_generation, sampling_params
+from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
+from pagedserve.engine.ahead import load_ahead
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, RequestError, extra_needed
 from pagedserve.native.choice import choose_backend
@@ -50,7 +52,9 @@ def _generate(options: argparse.Namespace) -> int:
     with extra_needed("pagedserve generate", extra):
         from pagedserve.models.load.progress import loading
 
-    with loading(args.model, is_shown=args.use_tqdm_on_load):
+    with loading(args.model, is_shown=args.use_tqdm_on_load), collector_paused():
+        with extra_needed("pagedserve generate", extra):
+            load_ahead(args)
         from pagedserve import LLM  # importing torch alone takes seconds
 
         llm = LLM(**dataclasses.asdict(args))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedserve.cli.early import check_early
+from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.config.reasoning import REASONING_FORMATS
+from pagedserve.engine.ahead import load_ahead
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.native.choice import choose_backend
@@ -124,7 +126,8 @@ def _serve(options: argparse.Namespace) -> int:
         _make_directory("decision_log", engine_args.decision_log)
     set_up_logging(server_args.log_format)
     logger.info("starting with %s", engine_args.model)
-    with extra_needed("pagedserve serve", extras):
+    with extra_needed("pagedserve serve", extras), collector_paused():
+        load_ahead(engine_args)
         from pagedserve.server.start import serve
 
     return serve(engine_args, server_args, prepared)

@@ -14,8 +14,10 @@ Backend: TypeAlias = Literal["auto", "torch", "native"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
 Quantization: TypeAlias = Literal["int8", "w8a8", "gguf", "gptq", "awq", "compressed-tensors"]
 
+# Those of directories, whose numbers are converted when the files are opened.
+DIRECTORY_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gptq", "awq", "compressed-tensors")
 # Those that keep the numbers of the model's files, by the name of their format.
-FILE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gguf", "gptq", "awq", "compressed-tensors")
+FILE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gguf", *DIRECTORY_QUANTIZATIONS)
 # Those whose products are of bytes, which the native backend computes.
 BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", *FILE_QUANTIZATIONS)
 

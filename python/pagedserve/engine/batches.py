@@ -1,14 +1,15 @@
 """``Batches``: runs the requests of one ``LLM`` call to completion."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request
 from pagedserve.engine.request_metrics import RequestCounts
 from pagedserve.engine.stats import StatsLine
-from pagedserve.errors import ConcurrentCallError
-from pagedserve.models.load.progress import Bar, progress_shown
+from pagedserve.errors import ConcurrentCallError, extra_needed
+from pagedserve.models.load.progress import are_bars_shown, progress_shown
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.vllm_names import AbsentArguments
@@ -110,4 +111,21 @@ def _progress(num_requests: int, *, use_tqdm: UseTqdm) -> Any:  # tqdm has no ty
     if callable(use_tqdm):
         return use_tqdm(total=num_requests, desc="prompts", dynamic_ncols=True)
     with progress_shown(is_shown=use_tqdm):
+        if not are_bars_shown():
+            return _HiddenBar()
+        with extra_needed("a progress bar", "cpu"):
+            from pagedserve.models.load.bars import Bar
         return Bar(total=num_requests, desc="prompts")
+
+
+class _HiddenBar(AbstractContextManager["_HiddenBar"]):
+    """Methods of a bar that is not shown."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def update(self, num_done: int) -> None:
+        """Do nothing."""
+
+    def set_postfix_str(self, text: str) -> None:
+        """Do nothing."""

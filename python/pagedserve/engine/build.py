@@ -5,22 +5,23 @@ torch.
 """
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ConfigError, ModelLoadError, extra_needed
+from pagedserve.engine.ahead import OpenedFiles, begin_packing, open_files, take_ahead
+from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.executor.memory import MemoryPlan
 from pagedserve.executor.protocol import CacheShape, Executor, ModelInfo, StepLimits
 from pagedserve.models.load.sources import ModelSource, find_source
-from pagedserve.native.choice import OTHER_BACKEND, BackendChoice, check_backend, choose_backend
+from pagedserve.native.choice import BackendChoice, check_backend, choose_backend
 from pagedserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pagedserve.models.load.gguf_header import GgufHeader
-    from pagedserve.native.load import OpenedModel
+    from pagedserve.native.load import LoadedNative
 
 logger = logging.getLogger(__name__)
 
@@ -40,31 +41,36 @@ def load(
             tokenizer = _load_tokenizer(args, choose_backend(args), None)
         return tokenizer, executor
     check_backend(args)
-    source = find_source(args)
-    backend, opened = _open(args, source)
-    logger.info("backend: %s, %s", backend.name, backend.reason)
-    if opened is not None:
-        return _load_native(args, backend, opened, tokenizer)
+    begun = take_ahead(args)
+    files = open_files(args, find_source(args)) if begun is None else begun.files
+    logger.info("backend: %s, %s", files.backend.name, files.backend.reason)
+    if files.opened is not None:
+        loaded = begin_packing(args, files.opened) if begun is None else begun.loaded
+        return _load_native(args, files, loaded, tokenizer)
     # Before the weights, so that a model without a tokenizer is refused at once.
-    tokenizer = _load_tokenizer(args, backend, source) if tokenizer is None else tokenizer
-    with extra_needed("pagedserve.LLMEngine", backend.extra):
+    if tokenizer is None:
+        tokenizer = _load_tokenizer(args, files.backend, files.source)
+    with extra_needed("pagedserve.LLMEngine", files.backend.extra):
         from pagedserve.executor.choose import make_executor
     return tokenizer, make_executor(args)
 
 
 def _load_native(
-    args: EngineArgs, backend: BackendChoice, opened: "OpenedModel", tokenizer: Tokenizer | None
+    args: EngineArgs,
+    files: OpenedFiles,
+    loaded: "Future[LoadedNative]",
+    tokenizer: Tokenizer | None,
 ) -> tuple[Tokenizer, Executor]:
     """Load a model of the native backend; its weights are packed while its tokenizer is made."""
-    from pagedserve.native.load import load_native
-
-    with ThreadPoolExecutor(1, thread_name_prefix="pagedserve-weights") as beside:
-        loaded = beside.submit(load_native, args, opened)
+    try:
         from pagedserve.native.executor import NativeExecutor  # which takes a while
 
         if tokenizer is None:
-            tokenizer = _load_tokenizer(args, backend, opened.source, opened.header)
-        return tokenizer, NativeExecutor(args, loaded.result())
+            header = None if files.opened is None else files.opened.header
+            tokenizer = _load_tokenizer(args, files.backend, files.source, header)
+    finally:
+        wait([loaded])  # the files are closed before an error is reported
+    return tokenizer, NativeExecutor(args, loaded.result())
 
 
 def _load_tokenizer(
@@ -81,21 +87,6 @@ def _load_tokenizer(
         return load_tokenizer(
             args, uses_transformers=uses_transformers, model=source, header=header
         )
-
-
-def _open(args: EngineArgs, source: ModelSource) -> tuple[BackendChoice, "OpenedModel | None"]:
-    """Choose the backend, and open the model's files if it is the native one."""
-    backend = choose_backend(args)
-    if backend.name == "torch":
-        return backend, None
-    from pagedserve.native.load import open_native
-
-    try:
-        return backend, open_native(args, source)
-    except ModelLoadError as error:
-        if not backend.may_change:
-            raise
-        return BackendChoice("torch", str(error).removesuffix(f": {OTHER_BACKEND}")), None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
 
 import pagedserve.checks as checks
@@ -266,6 +265,8 @@ def _salt(value: object, name: str) -> int:
 
 def salt_of(content: bytes) -> int:
     """Salt of prompts that share cached prefixes if their contents are equal."""
+    from hashlib import blake2b  # which loads OpenSSL
+
     digest = blake2b(content, digest_size=8).digest()
     # The upper half is for prompts that share cached prefixes with no other.
     return int.from_bytes(digest, "big") >> 1 or 1

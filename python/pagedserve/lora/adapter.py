@@ -5,7 +5,6 @@ those that are used, even if they are modified meanwhile.  The modules that an a
 those with weights in its file; ``target_modules`` and similar fields only affected training.
 """
 
-import hashlib
 import math
 import re
 import sys
@@ -140,6 +139,8 @@ class AdapterFiles:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the contents, without the name."""
+        import hashlib  # which loads OpenSSL
+
         digest = hashlib.sha256(len(self.config).to_bytes(8))
         digest.update(self.config)
         digest.update(self.weights)

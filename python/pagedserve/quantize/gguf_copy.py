@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.host_ops.threads import num_compute_threads
+from pagedserve.models.load.bars import Bar
 from pagedserve.models.load.gguf_header import GgufHeader
-from pagedserve.models.load.progress import Bar
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.packing import Packer, Part
 from pagedserve.native.stored import StoredTensor

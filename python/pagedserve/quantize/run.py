@@ -8,7 +8,8 @@ from typing import Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError
-from pagedserve.models.load.progress import progress, say
+from pagedserve.models.load.bars import progress
+from pagedserve.models.load.progress import say
 from pagedserve.models.load.sources import ModelSource, find_local
 from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.native.load import OpenedModel, load_native, open_native

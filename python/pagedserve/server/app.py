@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -302,16 +303,19 @@ def _add_state(app: FastAPI, context: Context) -> None:
 
 
 def _add_schema(app: FastAPI) -> None:
-    """Describe the other routes, once, while the model is loaded: it takes 0.25 s of Python."""
+    """Describe the other routes, once, when that is requested: it takes 0.25 s of Python."""
+
+    @cache
+    def schema() -> Future[bytes]:
+        builder = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-openapi")
+        built = builder.submit(lambda: json.dumps(app.openapi()).encode())
+        builder.shutdown(wait=False)
+        return built
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        content = await asyncio.to_thread(schema.result)  # which no client that leaves cancels
+        content = await asyncio.to_thread(schema().result)  # which no client that leaves cancels
         return Response(content, media_type="application/json")
-
-    builder = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-openapi")
-    schema = builder.submit(lambda: json.dumps(app.openapi()).encode())
-    builder.shutdown(wait=False)
 
 
 def _add_admin(app: FastAPI, context: Context) -> None:

@@ -185,6 +185,10 @@ def test_special_tokens_outside_the_alphabet_of_bytes_are_whole(tmp_path: Path) 
             *("gpt2", {"token_list": ["a"], "token_merges": ["b c"]}),
             "its tokenizer cannot be read",
         ),
+        (
+            *("gpt2", {"token_list": ["a", "b"], "token_merges": ["a b", "a b c"]}),
+            'its tokenizer cannot be read: "a b c" is no pair: it must have one space',
+        ),
     ],
 )
 def test_what_is_not_known_is_refused(

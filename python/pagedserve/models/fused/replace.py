@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from pagedserve.host_ops.heap import return_freed_memory
-from pagedserve.models.load.progress import progress
+from pagedserve.models.load.bars import progress
 
 
 def replace_modules(

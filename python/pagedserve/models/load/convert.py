@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
+from pagedserve.models.load.bars import bars_of
 from pagedserve.models.load.config_checks import check_config
 from pagedserve.models.load.gguf_header import read_header
-from pagedserve.models.load.progress import bars_of, quiet_logger, say
+from pagedserve.models.load.progress import quiet_logger, say
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

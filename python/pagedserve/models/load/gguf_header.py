@@ -6,7 +6,8 @@ element, so for an array of 2^60 numbers in a file of a hundred bytes it would r
 
 The file is read, not mapped: one that becomes shorter meanwhile is refused and ends no process.
 
-Costs: some 15 ms for a vocabulary of 50,000 tokens with as many merges, and 50 more to read them.
+Costs: some milliseconds for a vocabulary of 50,000 tokens with as many merges, and some 15 more to
+read them.
 """
 
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pagedserve._core.cpu import pass_texts, read_pairs, read_texts
 from pagedserve.regular_files import opened
 
 MAX_FIELDS: Final = 65_536
@@ -46,9 +48,9 @@ class GgufVersionError(ValueError):
 class TextList:
     """The texts of a field, whose lengths were checked; a vocabulary has 50,000 and more."""
 
-    def __init__(self, content: bytes, count: int, order: str) -> None:
-        """Keep the bytes of ``count`` texts, each after its length."""
-        self._content, self._count, self._order = content, count, order
+    def __init__(self, content: bytes, *, big_endian: bool) -> None:
+        """Keep the bytes of the texts, each after its length."""
+        self._content, self._big_endian = content, big_endian
 
     def read(self) -> list[str]:
         """The texts.
@@ -56,13 +58,15 @@ class TextList:
         Raises:
             UnicodeError: One is not UTF-8.
         """
-        content, at, found = self._content, 0, []
-        read_length = struct.Struct(f"{self._order}Q").unpack_from
-        for _ in range(self._count):
-            start = at + 8
-            at = start + read_length(content, at)[0]
-            found.append(content[start:at].decode())
-        return found
+        return read_texts(self._content, big_endian=self._big_endian)
+
+    def read_pairs(self) -> list[tuple[str, str]]:
+        """The texts, each split at its only space, as merges are written.
+
+        Raises:
+            ValueError: One has no space or several, or is not UTF-8.
+        """
+        return read_pairs(self._content, big_endian=self._big_endian)
 
 
 class TensorEntry(NamedTuple):
@@ -267,28 +271,27 @@ class _Reader:
 
     def texts(self, count: int) -> TextList:
         """Pass over consecutive texts, hundreds of thousands of them without a call for each."""
-        content, at, have, first = self._content, self.at, len(self._content), self.at
-        read_length = struct.Struct(f"{self.order}Q").unpack_from
-        for _ in range(count):
-            start = at + 8
-            if start > have:
-                content, have = self.loaded(at, 8)
-            at = start + read_length(content, at)[0]
-            if at > have or at - start > MAX_TOKEN_BYTES:
-                content, have = self.loaded(start, at - start)
-        self.at = at
-        return TextList(content[first:at], count, self.order)
+        first, left, big_endian = self.at, count, self.order == ">"
+        while left:
+            passed, self.at = pass_texts(
+                self._content, self.at, left, max_bytes=MAX_TOKEN_BYTES, big_endian=big_endian
+            )
+            left -= passed
+            if left:  # the next is not in memory yet, or too long
+                self.listed_text()
+                left -= 1
+        return TextList(self._content[first : self.at], big_endian=big_endian)
 
-    def loaded(self, at: int, num_bytes: int) -> tuple[bytes, int]:
-        """The content and its length once it has a text, or the length of one, of a list."""
+    def listed_text(self) -> None:
+        """Pass over a text of a list, and read the file up to its end."""
+        start = self.skip(8, "a text")
+        (num_bytes,) = struct.unpack_from(f"{self.order}Q", self._content, start)
         if num_bytes > MAX_TOKEN_BYTES:
             raise ValueError(
-                f"it announces a text of {num_bytes} bytes at byte {at} of {self._size}; accepted "
-                f"are at most {MAX_TOKEN_BYTES} in a list"
+                f"it announces a text of {num_bytes} bytes at byte {self.at} of {self._size}; "
+                f"accepted are at most {MAX_TOKEN_BYTES} in a list"
             )
-        self.at = at
         self.skip(num_bytes, "a text")
-        return self._content, len(self._content)
 
     def entry(self) -> TensorEntry:
         """Read the next tensor's entry."""

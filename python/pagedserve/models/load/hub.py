@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError, extra_needed
-from pagedserve.models.load.progress import DownloadBar, say
+from pagedserve.models.load.progress import say
 
 # Required part of a repository.
 Part = Literal["model", "config", "tokenizer", "adapter"]
@@ -100,6 +100,8 @@ class HuggingFace:
         self, repo_id: str, *, file_names: Sequence[str], local_files_only: bool = False
     ) -> Path:
         from huggingface_hub import snapshot_download
+
+        from pagedserve.models.load.bars import DownloadBar
 
         directory = snapshot_download(
             repo_id,

@@ -96,8 +96,16 @@ def find_source(args: EngineArgs) -> ModelSource:
     Args:
         args: Options that name the model; ``load_format="dummy"`` needs no weights.
     """
-    part: Part = "config" if args.load_format == "dummy" else "model"
-    return resolve_model(args.model, part=part, hub=HubOptions.of_model(args))
+    return resolve_model(args.model, part=_part_of(args), hub=HubOptions.of_model(args))
+
+
+def find_local_source(args: EngineArgs) -> ModelSource | None:
+    """Find the files of an engine's model on this machine; see `find_local`."""
+    return find_local(args.model, part=_part_of(args), hub=HubOptions.of_model(args))
+
+
+def _part_of(args: EngineArgs) -> Part:
+    return "config" if args.load_format == "dummy" else "model"
 
 
 def find_tokenizer_source(args: EngineArgs, model: ModelSource | None = None) -> ModelSource:

@@ -31,6 +31,7 @@ from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 _SPACE: Final = "▁"
 # A character outside the alphabet of bytes.
 _NOT_A_BYTE: Final = re.compile(f"[^{re.escape(''.join(BYTE_OF_CHARACTER))}]")
+_MERGES: Final = "tokenizer.ggml.merges"
 # Types of tokens in a file.
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -99,7 +100,7 @@ class _Metadata:
         return cls(
             architecture=str(fields.get("general.architecture")),
             fields={
-                name.removeprefix(start): value.read() if isinstance(value, TextList) else value
+                name.removeprefix(start): _read(name, value)
                 for name, value in fields.items()
                 if name.startswith(start)
             },
@@ -116,6 +117,13 @@ class _Metadata:
         """Tokens of a type."""
         pairs = zip(self.tokens, self.fields.get("token_type", ()), strict=False)
         return [token for token, its_kind in pairs if its_kind == kind]
+
+
+def _read(name: str, value: object) -> object:
+    """A field's value, with the texts of a list: merges as pairs."""
+    if not isinstance(value, TextList):
+        return value
+    return value.read_pairs() if name == _MERGES else value.read()
 
 
 def tokenizer_of_gguf(path: Path, header: GgufHeader | None = None) -> FastTokenizer:
@@ -271,8 +279,8 @@ def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
 
 
 def _listed_merges(metadata: _Metadata) -> list[tuple[str, str]]:
-    listed = (merge.split(" ") for merge in metadata.fields.get("merges", ()))
-    return [(left, right) for left, right in listed]
+    merges: list[tuple[str, str]] = metadata.fields.get("merges", [])
+    return merges
 
 
 def _merges_by_score(

@@ -15,6 +15,7 @@ mod lora;
 mod moves;
 mod pack;
 mod sampling;
+mod texts;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -57,6 +58,8 @@ pub(crate) mod module {
     use super::pack::pack_layers;
     #[pymodule_export]
     use super::sampling::{draw, logprobs, top_k};
+    #[pymodule_export]
+    use super::texts::{pass_texts, read_pairs, read_texts};
     #[pymodule_export]
     use super::{
         advise_huge_pages, instruction_sets, instructions_in_use, thread_waits, use_instructions,
