@@ -16,6 +16,7 @@ from pagedserve.inputs.images import ImageRules
 from pagedserve.inputs.prompts import check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.server.bounds import CHARS_PER_TOKEN
+from pagedserve.server.custom_tools import with_functions
 from pagedserve.server.errors import ServerError
 from pagedserve.server.generic_tools import plain_conversation
 from pagedserve.server.options import ServerArgs
@@ -241,7 +242,7 @@ class Tokenization:
             chat_template_kwargs=_variables_of(body),
             images=images,
         )
-        messages: Conversation = body.messages or []
+        messages: Conversation = with_functions(body.messages or [])
         tools = _tools_of(body)
         known = self._tool_format(body.chat_template)
         if known is not None and known.is_generic:
@@ -268,7 +269,7 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
 def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
     """Tools for the template; None if there are none."""
     tools = body.usable_tools if isinstance(body, ChatBody) else []
-    return [tool.model_dump(exclude_none=True) for tool in tools] or None
+    return [tool.for_template() for tool in tools] or None
 
 
 def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
