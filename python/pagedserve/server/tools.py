@@ -1,8 +1,9 @@
 """Tools of a request, and the parsing of tool calls and reasoning in its response."""
 
+import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pagedserve.config.reasoning import ReasoningFormat
@@ -10,7 +11,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
 from pagedserve.server.custom_tools import InputReader
-from pagedserve.server.generic_tools import HELD_HEAD, grammar_of_calls
+from pagedserve.server.generic_tools import HELD_HEAD, START, grammar_of_calls
 from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import TagStream
@@ -132,13 +133,18 @@ def _whole_input(tool: CustomTool) -> StructuredOutputsParams:
 
 
 def held_by_format(
-    body: ChatBody, known: ToolFormat | None, *, closes: bool = True
+    body: ChatBody,
+    known: ToolFormat | None,
+    text: StructuredOutputsParams | None = None,
+    *,
+    closes: bool = True,
 ) -> StructuredOutputsParams | None:
     """Structured outputs of calls that the model chooses in the generic format.
 
     Args:
         body: The request.
         known: Tool call format; None if it is unknown.
+        text: Structured outputs of a text without calls; None accepts any text.
         closes: Whether arguments are only those that the schemas name.
 
     Raises:
@@ -146,8 +152,11 @@ def held_by_format(
     """
     if known is None or not known.is_generic or not is_chosen_by_model(body):
         return None
+    if text is not None and text.kind != "json":  # it alone holds the text
+        return None
     grammar = grammar_of_calls(
         _held_schemas(body),
+        None if text is None else _answer_schema(text),
         several=body.parallel_tool_calls,
         is_strict=any(tool.is_strict for tool in body.usable_tools),
     )
@@ -156,20 +165,34 @@ def held_by_format(
     )
 
 
+def _answer_schema(text: StructuredOutputsParams) -> dict[str, Any] | bool:
+    """Schema of a text that is JSON; any object has any properties, though tools are closed."""
+    if text.json_object:
+        return {"type": "object", "additionalProperties": True}
+    schema: dict[str, Any] | bool = json.loads(text.definition)
+    return schema
+
+
 def is_chosen_by_model(body: ChatBody) -> bool:
     """Whether the model decides if it calls a tool."""
     return bool(body.usable_tools) and body.choice == "auto"
 
 
-def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
+def check_text_of_tools(
+    body: ChatBody, text: StructuredOutputsParams | None, known: ToolFormat | None
+) -> None:
     """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
 
-    Other formats, a regular expression or a grammar, may describe calls.
+    Other formats, a regular expression or a grammar, may describe calls.  The generic format has a
+    grammar of either: a text that is JSON by ``response_format``, or calls.
 
     Raises:
         RequestError: Tools and JSON are given.
     """
-    if is_chosen_by_model(body) and text is not None and text.kind == "json":
+    if text is None or text.kind != "json" or not is_chosen_by_model(body):
+        return
+    is_either = known is not None and known.is_generic and text.given_as == "response_format"
+    if not is_either:
         raise RequestError(
             f"{text.named} is given with tools that the model may choose, and a text that must be "
             "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
@@ -206,6 +229,7 @@ class AnswerReader:
         reasoning: Reasoning format; None if reasoning stays in the content.
         is_reasoning: Whether the prompt ends within reasoning.
         is_held: Whether a grammar holds the calls that the model chooses to their form.
+        is_json: Whether that grammar holds a text without calls to JSON.
     """
 
     body: ChatBody
@@ -213,6 +237,7 @@ class AnswerReader:
     reasoning: ReasoningFormat | None
     is_reasoning: bool = False
     is_held: bool = False
+    is_json: bool = False
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     @property
@@ -279,9 +304,12 @@ class AnswerReader:
             return Reading(TagStream(None, {}), choice.name)
         if choice == "required":
             return Reading(GrammarCalls(FORCED_HEAD))
+        tools = self.tools if self.body.usable_tools else None
+        if tools is not None and self.is_json:
+            tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
         return Reading(
             TagStream(
-                self.tools if self.body.usable_tools else None,
+                tools,
                 schemas_of(self.body),
                 self.reasoning,
                 is_reasoning=self.is_reasoning,
