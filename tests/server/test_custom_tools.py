@@ -264,7 +264,8 @@ def test_the_responses_api_has_items_of_its_own(client: openai.OpenAI) -> None:
     ]
     with client.responses.stream(**given, **says(text)) as stream:
         events = list(stream)
-        assert [item.input for item in stream.get_final_response().output] == [SCRIPT, "2026-11"]
+        final: Any = stream.get_final_response().output
+        assert [item.input for item in final] == [SCRIPT, "2026-11"]
     parts = ["", ""]
     for event in events:
         if isinstance(event, ResponseCustomToolCallInputDeltaEvent):
