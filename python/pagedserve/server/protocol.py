@@ -191,6 +191,7 @@ class CompletionBody(Body):
     """``POST /v1/completions``."""
 
     prompt: Prompts
+    suffix: str | None = Field(default=None, description="Text after the new text.")
     logprobs: int | None = None
     add_special_tokens: bool = True
 
