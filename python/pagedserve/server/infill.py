@@ -34,7 +34,7 @@ class InfillFormat:
         )
 
     def rendered(self, prompt: str, suffix: str) -> str:
-        """Return the text that asks for what lies between."""
+        """Return the prompt of a model for the text between."""
         parts = [self.prefix + prompt, self.suffix + suffix]
         return "".join(reversed(parts) if self.is_suffix_first else parts) + self.middle
 
