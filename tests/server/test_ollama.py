@@ -384,3 +384,15 @@ def test_an_error_within_a_stream_is_its_last_line(
     assert got
     assert not any(part.done for part in got)
     assert server.context.client.is_running
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}])
+def test_a_body_needs_no_type_except_from_a_browser(
+    server: Served, headers: dict[str, str]
+) -> None:
+    """As litellm sends it; a page of another origin could send it without being allowed to."""
+    body = {"model": "formula", "messages": HELLO, "options": OPTIONS, "stream": False}
+    answer = server.http.post("/api/chat", content=json.dumps(body).encode(), headers=headers)
+    assert answer.status_code == (415 if headers else 200), answer.text
+    if not headers:
+        assert answer.json()["eval_count"] == 12

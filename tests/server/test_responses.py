@@ -586,7 +586,7 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": -1}, "temperature", "temperature is -1"),
     ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
-    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions of one name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "two tools of one name"),
     ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice", "function"),
     (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "no"}},

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pagedserve import RequestError
 from pagedserve.server.bounds import MAX_DEPTH
 from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tool_fields import FunctionTool
 from pagedserve.server.tool_formats import TOOL_FORMATS
 from pagedserve.server.tool_schemas import schema_of_calls
 from pagedserve.server.tools import (
@@ -216,7 +217,9 @@ def test_parameters_that_are_nested_too_deeply_are_refused(num_levels: int) -> N
         deep = {"items": deep}
     given = body({"type": "object"})  # whose schemas are in a mapping by name
     assert given.tools is not None
-    given.tools[0].function.parameters = deep
+    (tool,) = given.tools
+    assert isinstance(tool, FunctionTool)
+    tool.function.parameters = deep
     if num_levels < MAX_DEPTH:
         assert forced_by_choice(given) is not None
     else:
@@ -239,7 +242,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 def test_calls_are_those_of_allowed_tools() -> None:
     given = body({}, {}, {}, choice=allowed("required", "f0", "f2"))
     check_tools(given)
-    assert [tool.function.name for tool in given.usable_tools] == ["f0", "f2"]
+    assert [tool.name for tool in given.usable_tools] == ["f0", "f2"]
     forced = forced_by_choice(given)
     assert forced is not None
     assert forced.json is not None

@@ -210,7 +210,7 @@ def test_what_tools_answered_goes_back_to_the_model(client: openai.OpenAI) -> No
             {"tool_choice": {"type": "function", "function": {"name": "none"}}},
             "tool_choice names 'none'; tools has weather, time",
         ),
-        ({"tools": TOOLS * 2}, "two functions of one name"),
+        ({"tools": TOOLS * 2}, "two tools of one name"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools"),
         (

@@ -26,6 +26,7 @@ class Api:
         event_end: End of the event of an error.
         stream_type: Content type of a stream.
         request_id_headers: Headers of a response with the id of its request.
+        takes_untyped: Whether a body without a Content-Type is JSON, unless a browser sends it.
     """
 
     error_body: Callable[[ServerError, str], object]
@@ -35,6 +36,7 @@ class Api:
     event_end: bytes = b"\n\n"
     stream_type: bytes = b"text/event-stream; charset=utf-8"
     request_id_headers: tuple[bytes, ...] = (b"x-request-id",)
+    takes_untyped: bool = False
 
     def error(self, error: ServerError, request_id: str) -> bytes:
         """JSON body of an error; lone surrogates become question marks."""

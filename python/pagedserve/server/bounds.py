@@ -114,7 +114,7 @@ MAX_FIELD_CHARS: Final = max(
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset(
-    {"prompt", "input", "instructions", "query", "text_1", "text_2", "messages", "system"}
+    {"prompt", "suffix", "input", "instructions", "query", "text_1", "text_2", "messages", "system"}
 )
 # Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}

@@ -95,6 +95,7 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
     held = params.structured_outputs
     reader.is_held = held is not None and held.given_as == "tools"
+    reader.is_json = body.response_format is not None and body.response_format.type != "text"
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     return PreparedChat(

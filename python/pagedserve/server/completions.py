@@ -10,6 +10,7 @@ from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.context import Context
+from pagedserve.server.infill import check_infill
 from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import (
@@ -47,6 +48,9 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     make_params = partial(completion_params, body, default, closes=closes)
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
     prompts = listed_prompts(body.prompt, "prompt")
+    if body.suffix:
+        check_infill(body)
+        prompts = await context.text.infilled(prompts, body.suffix)
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     return GenerationJob(
         context=context,

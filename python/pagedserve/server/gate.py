@@ -55,15 +55,13 @@ class Gate:
         if method == "HEAD":  # handled as GET; uvicorn omits the body by its own scope
             scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
-        named = headers.get(b"x-request-id", b"").decode("latin-1")
-        is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()
-        request_id = named if is_name else uuid.uuid4().hex
-        scope["request_id"] = request_id
+        request_id = scope["request_id"] = _request_id(headers)
         scope["status"] = CLIENT_GONE
         scope["send"] = send  # for chunks of a stream, which later layers need not process
         # A proxy may strip the root path of this server.
         path = scope["path"].removeprefix(self._context.args.root_path) or "/"
         api = scope["api"] = self._api(path)
+        _declare_json(scope, headers)
         id_headers = [(name, request_id.encode("latin-1")) for name in api.request_id_headers]
         send = _noting(send, scope, id_headers)
         started = time.monotonic()
@@ -141,6 +139,24 @@ def _noting(send: Send, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Sen
         await send(message)
 
     return sends
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Id of a request: the one that it has, or a new one."""
+    named = headers.get(b"x-request-id", b"").decode("latin-1")
+    is_name = 0 < len(named) <= MAX_ID_CHARS and named.isascii() and named.isprintable()
+    return named if is_name else uuid.uuid4().hex
+
+
+def _declare_json(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """Declare a body without a Content-Type as JSON, where the API does.
+
+    A page of another origin could send such a body without being allowed to, but not without its
+    Origin.
+    """
+    api: Api = scope["api"]
+    if api.takes_untyped and not headers.keys() & {b"content-type", b"origin"}:
+        scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
 
 
 class _ArrivingBody:

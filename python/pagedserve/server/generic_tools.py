@@ -47,23 +47,32 @@ _JSON_OPTIONS: Final = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-_GRAMMAR: Final = r"""start: TEXT | opened call{more} "\n"?
-opened[lazy]: TEXT "{start}"
+_GRAMMAR: Final = r"""start: {text} | opened call{more} "\n"?
+{opened}
 call: "\n" %json {schema} "\n{end}"
-TEXT: /(?s:.*)/
 """
+_FREE_TEXT: Final = rf"""opened[lazy]: TEXT "{START}"
+TEXT: /(?s:.*)/"""
+_JSON_TEXT: Final = f'opened: "{START}"'
 # Text before the arguments of a call, including the end of the previous call.
 HELD_HEAD: Final = re.compile(
-    rf'\s*(?:\}}\s*{END}\s*{START})?\s*{JSON_NAME}"arguments"\s*:\s*(?=\{{)'
+    rf'\s*(?:(?:\}}\s*{END}\s*)?{START})?\s*{JSON_NAME}"arguments"\s*:\s*(?=\{{)'
 )
 _MORE: Final = rf' ("\n"? "{START}" call)*'
 
 
-def grammar_of_calls(schemas: Schemas, *, several: bool, is_strict: bool = False) -> str:
+def grammar_of_calls(
+    schemas: Schemas,
+    answer: Mapping[str, Any] | bool | None = None,
+    *,
+    several: bool,
+    is_strict: bool = False,
+) -> str:
     """Lark grammar of a text, and after it of calls that are valid for their tools.
 
     Args:
         schemas: Schemas of the tools; at least one.
+        answer: Schema of a text, which is then JSON and has no calls after it; None is any text.
         several: Whether there may be more than one call.
         is_strict: Whether keywords that grammars do not enforce are refused; else they are left to
             the model.
@@ -74,7 +83,11 @@ def grammar_of_calls(schemas: Schemas, *, several: bool, is_strict: bool = False
     schema = schema_of_call(schemas, key="arguments")
     schema["x-guidance"] = {**_JSON_OPTIONS, "lenient": not is_strict}
     more = _MORE if several else ""
-    return _GRAMMAR.format(start=START, end=END, schema=json.dumps(schema), more=more)
+    text, opened = "TEXT", _FREE_TEXT
+    if answer is not None:
+        held = {**answer, "x-guidance": _JSON_OPTIONS} if isinstance(answer, Mapping) else answer
+        text, opened = f"%json {json.dumps(held)}", _JSON_TEXT
+    return _GRAMMAR.format(text=text, opened=opened, end=END, schema=json.dumps(schema), more=more)
 
 
 def plain_conversation(

@@ -90,7 +90,8 @@ def chat_params(
     if shows_tags:
         given.setdefault("skip_special_tokens", False)
     if (forced := forced_by_choice(body, closes=closes)) is not None:
-        if given["structured_outputs"] is not None:
+        text = given["structured_outputs"]
+        if text is not None and text.given_as != "response_format":  # which a call does not have
             raise RequestError(
                 "tool_choice requires a call, and another field says what the text must be",
                 param="tool_choice",
@@ -102,9 +103,9 @@ def chat_params(
                 param="thinking_token_budget",
             )
         given["structured_outputs"] = forced
-    check_text_of_tools(body, given["structured_outputs"])
-    if given["structured_outputs"] is None:
-        given["structured_outputs"] = held_by_format(body, tools, closes=closes)
+    text = given["structured_outputs"]
+    check_text_of_tools(body, text, tools)
+    given["structured_outputs"] = held_by_format(body, tools, text, closes=closes) or text
     return SamplingParams.from_optional(**given)
 
 

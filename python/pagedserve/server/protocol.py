@@ -17,9 +17,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
-    AllowedToolChoice,
     Messages,
-    NamedToolChoice,
     NullsLeftOut,
     PredictedContent,
     Prompts,
@@ -27,8 +25,8 @@ from pagedserve.server.fields import (
     SizedBody,
     StreamOptions,
     TokenIds,
-    Tool,
 )
+from pagedserve.server.tool_fields import AllowedToolChoice, NamedTool, Tool
 
 # Fields of OpenAI and vLLM that have no effect here.
 HARMLESS: Final = frozenset(
@@ -193,6 +191,7 @@ class CompletionBody(Body):
     """``POST /v1/completions``."""
 
     prompt: Prompts
+    suffix: str | None = Field(default=None, description="Text after the new text.")
     logprobs: int | None = None
     add_special_tokens: bool = True
 
@@ -212,7 +211,7 @@ class ChatBody(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
-    tool_choice: ToolMode | NamedToolChoice | AllowedToolChoice | None = None
+    tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = Field(
@@ -225,12 +224,12 @@ class ChatBody(Body):
         """Tools that the model may or must call."""
         tools = self.tools or []
         if isinstance(self.tool_choice, AllowedToolChoice):
-            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
-            return [tool for tool in tools if tool.function.name in allowed]
+            allowed = {tool.name for tool in self.tool_choice.allowed_tools.tools}
+            return [tool for tool in tools if tool.name in allowed]
         return [] if self.tool_choice == "none" else tools
 
     @property
-    def choice(self) -> ToolMode | NamedToolChoice:
+    def choice(self) -> ToolMode | NamedTool:
         """How one of ``usable_tools`` is chosen."""
         if isinstance(self.tool_choice, AllowedToolChoice):
             return self.tool_choice.allowed_tools.mode

@@ -16,8 +16,10 @@ from pagedserve.inputs.images import ImageRules
 from pagedserve.inputs.prompts import check_unicode
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.server.bounds import CHARS_PER_TOKEN
+from pagedserve.server.custom_tools import with_functions
 from pagedserve.server.errors import ServerError
 from pagedserve.server.generic_tools import plain_conversation
+from pagedserve.server.infill import InfillFormat, infill_format
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
 from pagedserve.server.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
@@ -47,6 +49,7 @@ class Tokenization:
     max_model_len: int = 0
     vocab_size: int = 0
     _detokenizers: dict[bool, Detokenizer] = field(default_factory=dict, repr=False)
+    _infill: InfillFormat | None = field(default=None, repr=False)
     _decisions: DecisionPrompts | None = field(default=None, repr=False)
 
     async def _aside(self, make: Callable[[], T], *, cost: int) -> T:
@@ -163,20 +166,33 @@ class Tokenization:
         cost = num_bytes * len(asked.questions)
         return await self._aside(partial(self._decisions.make, asked), cost=cost)
 
-    def check_length(self, text: str, name: str) -> None:
-        """Refuse a text that is too long to tokenize.
+    def check_length(self, text: str, name: str, *, param: str | None = None) -> None:
+        """Refuse a text that is too long to tokenize, given as the field ``param``.
 
         Raises:
             RequestError: It has more than 16 characters per token of ``max_model_len``.
         """
         most = self.max_num_chars
         if len(text) > most:
-            raise RequestError(f"{name} has {len(text)} characters; at most {most} are accepted")
+            message = f"{name} has {len(text)} characters; at most {most} are accepted"
+            raise RequestError(message, param=param)
+
+    async def infilled(self, prompts: Sequence[str], suffix: str) -> list[str]:
+        """Render prompts with a suffix, in the model's fill-in-the-middle format.
+
+        Raises:
+            RequestError: The suffix is too long, or the tokenizer has no tokens for it.
+        """
+        self.check_length(suffix, "suffix", param="suffix")
+        if self._infill is None:
+            find = partial(_infill_format, self.client.tokenizer)
+            self._infill = await self._aside(find, cost=self.vocab_size)
+        return [self._infill.rendered(prompt, suffix) for prompt in prompts]
 
     def check_prediction(self, body: Body) -> None:
         """Refuse a prediction that is too long to tokenize; see `check_length`."""
         if body.prediction is not None:
-            self.check_length(body.prediction.text, "prediction")
+            self.check_length(body.prediction.text, "prediction", param="prediction")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize a text outside the event loop.
@@ -241,7 +257,7 @@ class Tokenization:
             chat_template_kwargs=_variables_of(body),
             images=images,
         )
-        messages: Conversation = body.messages or []
+        messages: Conversation = with_functions(body.messages or [])
         tools = _tools_of(body)
         known = self._tool_format(body.chat_template)
         if known is not None and known.is_generic:
@@ -256,6 +272,10 @@ class Tokenization:
         )
 
 
+def _infill_format(tokenizer: Tokenizer) -> InfillFormat:
+    return infill_format(tokenizer.get_vocab())
+
+
 def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
     """Whether a template shows a system message; others refuse it, or pass over it."""
     probe = [{"role": "system", "content": "probe"}, {"role": "user", "content": "?"}]
@@ -268,7 +288,7 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
 def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
     """Tools for the template; None if there are none."""
     tools = body.usable_tools if isinstance(body, ChatBody) else []
-    return [tool.model_dump(exclude_none=True) for tool in tools] or None
+    return [tool.for_template() for tool in tools] or None
 
 
 def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:

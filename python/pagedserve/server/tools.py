@@ -1,24 +1,27 @@
 """Tools of a request, and the parsing of tool calls and reasoning in its response."""
 
+import json
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import check_schema
-from pagedserve.server.fields import AllowedToolChoice, NamedToolChoice
-from pagedserve.server.generic_tools import HELD_HEAD, grammar_of_calls
+from pagedserve.server.custom_tools import InputReader
+from pagedserve.server.generic_tools import HELD_HEAD, START, grammar_of_calls
 from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import TagStream
+from pagedserve.server.tool_fields import AllowedToolChoice, CustomTool, NamedTool
 from pagedserve.server.tool_formats import ToolFormat
 from pagedserve.server.tool_readers import Call, Parts, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
 
-# Without parameters a tool has no arguments, as at OpenAI, if its schema is closed.
-_NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+# Any text.
+_TEXT: Final = "(?s:.*)"
 # Number of tool names that an error lists.
 _MAX_SHOWN: Final = 16
 
@@ -29,10 +32,10 @@ def check_tools(body: ChatBody) -> None:
     Raises:
         RequestError: A tool is missing or invalid.
     """
-    names = [tool.function.name for tool in body.tools or ()]
+    names = [tool.name for tool in body.tools or ()]
     known = set(names)
     if len(known) < len(names):
-        raise RequestError("tools has two functions of one name", param="tools")
+        raise RequestError("tools has two tools of one name", param="tools")
     if body.choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
     unknown = next((name for name in _chosen_names(body) if name not in known), None)
@@ -49,24 +52,38 @@ def check_tools(body: ChatBody) -> None:
 def _chosen_names(body: ChatBody) -> list[str]:
     """Names of tools in the tool choice."""
     choice = body.tool_choice
-    if isinstance(choice, NamedToolChoice):
-        return [choice.function.name]
+    if isinstance(choice, NamedTool):
+        return [choice.name]
     if isinstance(choice, AllowedToolChoice):
-        return [tool.function.name for tool in choice.allowed_tools.tools]
+        return [tool.name for tool in choice.allowed_tools.tools]
     return []
 
 
 def schemas_of(body: ChatBody) -> Schemas:
     """Schema of each tool's arguments."""
-    functions = [tool.function for tool in body.usable_tools]
-    return {
-        function.name: _NO_ARGUMENTS if function.parameters is None else function.parameters
-        for function in functions
-    }
+    return {tool.name: tool.parameters for tool in body.usable_tools}
+
+
+def _held_schemas(body: ChatBody) -> Schemas:
+    """Schema of each tool's arguments, to be enforced.
+
+    Raises:
+        RequestError: A Lark grammar, which describes no JSON; or a schema that is too large.
+    """
+    for tool in body.usable_tools:
+        if isinstance(tool, CustomTool) and tool.grammar and tool.grammar.syntax == "lark":
+            raise RequestError(
+                f"tools has {tool.name!r:.80} with a Lark grammar, which holds only a call that "
+                "tool_choice names: name it, or give a regular expression",
+                param="tools",
+            )
+    schemas = schemas_of(body)
+    check_schema("tools", schemas, body.num_bytes)
+    return schemas
 
 
 def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutputsParams | None:
-    """Structured outputs of a forced tool choice: the arguments, or a list of calls.
+    """Structured outputs of a forced tool choice: the arguments or the input, or a list of calls.
 
     Args:
         body: The request.
@@ -75,6 +92,9 @@ def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutput
     Raises:
         RequestError: The schemas cannot be enforced.
     """
+    named = _custom_tool(body, body.choice)
+    if named is not None:
+        return _whole_input(named)
     schema = _forced_schema(body)
     if schema is None:
         return None
@@ -87,25 +107,44 @@ def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutput
 
 
 def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
-    schemas = schemas_of(body)
-    if isinstance(body.choice, NamedToolChoice):
-        schema = schemas[body.choice.function.name]
+    if isinstance(body.choice, NamedTool):
+        schema = schemas_of(body)[body.choice.name]
         check_schema("tools", schema, body.num_bytes)
         return schema_of_arguments(schema)
     if body.choice == "required":
-        check_schema("tools", schemas, body.num_bytes)
-        return schema_of_calls(schemas, several=body.parallel_tool_calls)
+        return schema_of_calls(_held_schemas(body), several=body.parallel_tool_calls)
     return None
 
 
+def _custom_tool(body: ChatBody, named: object) -> CustomTool | None:
+    """The custom tool that a choice names; None if it is none."""
+    name = named.name if isinstance(named, NamedTool) else named
+    found = (tool for tool in body.usable_tools if isinstance(tool, CustomTool))
+    return next((tool for tool in found if tool.name == name), None)
+
+
+def _whole_input(tool: CustomTool) -> StructuredOutputsParams:
+    """Structured outputs of a text that is the input of a custom tool."""
+    grammar = tool.grammar
+    if grammar is not None and grammar.syntax == "lark":
+        return StructuredOutputsParams(grammar=grammar.definition, given_as="tools")
+    regex = _TEXT if grammar is None else grammar.definition
+    return StructuredOutputsParams(regex=regex, given_as="tools")
+
+
 def held_by_format(
-    body: ChatBody, known: ToolFormat | None, *, closes: bool = True
+    body: ChatBody,
+    known: ToolFormat | None,
+    text: StructuredOutputsParams | None = None,
+    *,
+    closes: bool = True,
 ) -> StructuredOutputsParams | None:
     """Structured outputs of calls that the model chooses in the generic format.
 
     Args:
         body: The request.
         known: Tool call format; None if it is unknown.
+        text: Structured outputs of a text without calls; None accepts any text.
         closes: Whether arguments are only those that the schemas name.
 
     Raises:
@@ -113,16 +152,25 @@ def held_by_format(
     """
     if known is None or not known.is_generic or not is_chosen_by_model(body):
         return None
-    schemas = schemas_of(body)
-    check_schema("tools", schemas, body.num_bytes)
+    if text is not None and text.kind != "json":  # it alone holds the text
+        return None
     grammar = grammar_of_calls(
-        schemas,
+        _held_schemas(body),
+        None if text is None else _answer_schema(text),
         several=body.parallel_tool_calls,
-        is_strict=any(tool.function.strict for tool in body.usable_tools),
+        is_strict=any(tool.is_strict for tool in body.usable_tools),
     )
     return StructuredOutputsParams(
         grammar=grammar, disable_additional_properties=closes, given_as="tools"
     )
+
+
+def _answer_schema(text: StructuredOutputsParams) -> dict[str, Any] | bool:
+    """Schema of a text that is JSON; any object has any properties, though tools are closed."""
+    if text.json_object:
+        return {"type": "object", "additionalProperties": True}
+    schema: dict[str, Any] | bool = json.loads(text.definition)
+    return schema
 
 
 def is_chosen_by_model(body: ChatBody) -> bool:
@@ -130,15 +178,21 @@ def is_chosen_by_model(body: ChatBody) -> bool:
     return bool(body.usable_tools) and body.choice == "auto"
 
 
-def check_text_of_tools(body: ChatBody, text: StructuredOutputsParams | None) -> None:
+def check_text_of_tools(
+    body: ChatBody, text: StructuredOutputsParams | None, known: ToolFormat | None
+) -> None:
     """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
 
-    Other formats, a regular expression or a grammar, may describe calls.
+    Other formats, a regular expression or a grammar, may describe calls.  The generic format has a
+    grammar of either: a text that is JSON by ``response_format``, or calls.
 
     Raises:
         RequestError: Tools and JSON are given.
     """
-    if is_chosen_by_model(body) and text is not None and text.kind == "json":
+    if text is None or text.kind != "json" or not is_chosen_by_model(body):
+        return
+    is_either = known is not None and known.is_generic and text.given_as == "response_format"
+    if not is_either:
         raise RequestError(
             f"{text.named} is given with tools that the model may choose, and a text that must be "
             "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
@@ -152,13 +206,15 @@ class Reading:
     """Parser state of one choice.
 
     Attributes:
-        named: Tool whose arguments are the whole text.
+        named: Tool whose arguments or input are the whole text.
+        read_input: Reads the input of the last call from its text; None of a function.
         num_calls: Calls so far.
         is_cut: Whether the last call ended before its arguments were complete.
     """
 
     stream: TagStream | GrammarCalls
     named: str | None = None
+    read_input: Callable[[str], str] | None = None
     num_calls: int = 0
     is_cut: bool = False
 
@@ -173,6 +229,7 @@ class AnswerReader:
         reasoning: Reasoning format; None if reasoning stays in the content.
         is_reasoning: Whether the prompt ends within reasoning.
         is_held: Whether a grammar holds the calls that the model chooses to their form.
+        is_json: Whether that grammar holds a text without calls to JSON.
     """
 
     body: ChatBody
@@ -180,6 +237,7 @@ class AnswerReader:
     reasoning: ReasoningFormat | None
     is_reasoning: bool = False
     is_held: bool = False
+    is_json: bool = False
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     @property
@@ -242,13 +300,16 @@ class AnswerReader:
 
     def _begin(self) -> Reading:
         choice = self.body.choice
-        if isinstance(choice, NamedToolChoice):
-            return Reading(TagStream(None, {}), choice.function.name)
+        if isinstance(choice, NamedTool):
+            return Reading(TagStream(None, {}), choice.name)
         if choice == "required":
             return Reading(GrammarCalls(FORCED_HEAD))
+        tools = self.tools if self.body.usable_tools else None
+        if tools is not None and self.is_json:
+            tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
         return Reading(
             TagStream(
-                self.tools if self.body.usable_tools else None,
+                tools,
                 schemas_of(self.body),
                 self.reasoning,
                 is_reasoning=self.is_reasoning,
@@ -262,28 +323,41 @@ class AnswerReader:
             calls = calls[: max(0, 1 - reading.num_calls)]
         shown = [_continued(reading, parts.more_arguments)] if parts.more_arguments else []
         for call in calls:
+            is_custom = _custom_tool(self.body, call.name) is not None
+            reading.read_input = InputReader().feed if is_custom else None
             index = {"index": reading.num_calls} if is_delta else {}
-            shown.append(index | self._shown(call))
+            shown.append(index | self._shown(reading, call))
             reading.num_calls += 1
         return shown
 
     def _named_call(self, reading: Reading, text: str, *, is_delta: bool) -> dict[str, Any]:
-        """The arguments of the named tool, as far as generated."""
+        """The arguments or the input of the named tool, as far as generated."""
         is_first, reading.num_calls = reading.num_calls == 0, 1
         if not is_first:
             return _continued(reading, text)
-        return ({"index": 0} if is_delta else {}) | self._shown(Call(reading.named or "", text))
+        if _custom_tool(self.body, reading.named) is not None:
+            reading.read_input = str
+        call = Call(reading.named or "", text)
+        return ({"index": 0} if is_delta else {}) | self._shown(reading, call)
 
-    def _shown(self, call: Call) -> dict[str, Any]:
+    def _shown(self, reading: Reading, call: Call) -> dict[str, Any]:
         length = self.tools.id_length if self.tools is not None else None
         name = uuid.uuid4().hex
+        ((kind, part),) = _text_of_call(reading, call.arguments).items()
         return {
             "id": f"call_{name[:24]}" if length is None else name[:length],
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "type": kind,
+            kind: {"name": call.name, **part},
         }
 
 
 def _continued(reading: Reading, arguments: str) -> dict[str, Any]:
-    """Delta that continues the arguments of the last call."""
-    return {"index": reading.num_calls - 1, "function": {"arguments": arguments}}
+    """Delta that continues the last call."""
+    return {"index": reading.num_calls - 1, **_text_of_call(reading, arguments)}
+
+
+def _text_of_call(reading: Reading, arguments: str) -> dict[str, dict[str, str]]:
+    """The next text of the last call, by the type of its tool."""
+    if reading.read_input is None:
+        return {"function": {"arguments": arguments}}
+    return {"custom": {"input": reading.read_input(arguments)}}

@@ -5,14 +5,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
-from pagedserve.server.fields import (
-    Function,
-    FunctionName,
-    JsonSchema,
-    NamedToolChoice,
-    ResponseFormat,
-    Tool,
-)
+from pagedserve.server.fields import JsonSchema, ResponseFormat
 from pagedserve.server.messages.protocol import (
     Block,
     CountTokensBody,
@@ -26,6 +19,7 @@ from pagedserve.server.messages.protocol import (
     ToolUseBlock,
 )
 from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tool_fields import Function, FunctionTool, NamedFunction, ToolName
 
 # Start of the result of a tool that failed: templates have no field for it.
 _ERROR: Final = "Error:"
@@ -91,7 +85,7 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
     """Fields of the tools, and of their choice."""
     fields: dict[str, Any] = {
         "tools": [
-            Tool(
+            FunctionTool(
                 function=Function(
                     name=tool.name,
                     description=tool.description,
@@ -109,7 +103,7 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
         fields["tool_choice"] = (
             _CHOICES[choice.type]
             if isinstance(choice, ToolChoice)
-            else NamedToolChoice(function=FunctionName(name=choice.name))
+            else NamedFunction(function=ToolName(name=choice.name))
         )
     return fields
 

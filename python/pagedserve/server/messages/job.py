@@ -12,13 +12,13 @@ from pagedserve.server.apis import typed_event
 from pagedserve.server.chat import prepare_chat, renamed_fields
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
-from pagedserve.server.fields import NamedToolChoice
 from pagedserve.server.job import TokenJob
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
 from pagedserve.server.messages.conversion import NAMES, chat_of
 from pagedserve.server.messages.events import BlockEvents
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tool_fields import NamedTool
 from pagedserve.server.tools import AnswerReader
 
 
@@ -157,7 +157,7 @@ class MessageJob(TokenJob):
             stop_reason = "max_tokens" if is_full else "model_context_window_exceeded"
         elif isinstance(completion.stop_reason, str):
             stop_reason, stop_sequence = "stop_sequence", completion.stop_reason
-        elif reason == "tool_calls" or isinstance(self.body.tool_choice, NamedToolChoice):
+        elif reason == "tool_calls" or isinstance(self.body.tool_choice, NamedTool):
             stop_reason = "tool_use"
         else:
             stop_reason = "end_turn"

@@ -21,4 +21,5 @@ OLLAMA: Final = Api(
     keep_alive=b" ",  # space before the next line's object
     stream_end=b"",
     stream_type=b"application/x-ndjson",
+    takes_untyped=True,  # as by Ollama, and so by some of its clients
 )

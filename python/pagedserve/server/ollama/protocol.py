@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import ConfigDict, Field, model_validator
 
 from pagedserve.errors import RequestError
-from pagedserve.server.fields import NullsLeftOut, SizedBody, Tool
+from pagedserve.server.fields import NullsLeftOut, SizedBody
 from pagedserve.server.protocol import MAX_INT, EngineBody
+from pagedserve.server.tool_fields import FunctionTool
 
 # Options of samplers that are not supported, and their values that request nothing.
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
@@ -143,7 +144,7 @@ class OllamaChatBody(OllamaBody):
     """``POST /api/chat``."""
 
     messages: list[MessageParam] = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list)
+    tools: list[FunctionTool] = Field(default_factory=list)
 
 
 class GenerateBody(OllamaBody):

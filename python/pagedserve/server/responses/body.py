@@ -6,9 +6,10 @@ from pydantic import ConfigDict, Field
 
 from pagedserve.errors import RequestError
 from pagedserve.server.bounds import MAX_ID_CHARS
-from pagedserve.server.fields import Function, FunctionName, JsonSchema, Metadata, NullsLeftOut
+from pagedserve.server.fields import JsonSchema, Metadata, NullsLeftOut
 from pagedserve.server.protocol import ABSENT, HARMLESS, MAX_INT, ReasoningEffort, SamplingBody
 from pagedserve.server.responses.items import Input
+from pagedserve.server.tool_fields import Function, Grammar, TextFormat, ToolName
 
 _MAX_TOP_LOGPROBS: Final = 20
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -20,10 +21,30 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
-class NamedFunction(FunctionName):
-    """A function by its name."""
+class GrammarFormat(Grammar):
+    """Text that a grammar describes."""
 
-    type: Literal["function"]
+    type: Literal["grammar"]
+
+
+class CustomTool(NullsLeftOut):
+    """A tool whose input is a text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom"]
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] = TextFormat()
+
+
+Tool: TypeAlias = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
+class NamedTool(ToolName):
+    """A tool by its name."""
+
+    type: Literal["function", "custom"]
 
 
 class AllowedTools(NullsLeftOut):
@@ -33,7 +54,7 @@ class AllowedTools(NullsLeftOut):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=512)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=512)]
 
 
 class PlainText(NullsLeftOut):
@@ -120,8 +141,8 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = Field(default=None, ge=1, description="Passed over.")
     text: TextConfig = TextConfig()
-    tools: list[FunctionTool] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools = "auto"
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     include: list[Include] = Field(default_factory=list)

@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pagedserve.server.tool_fields as tool_fields
 from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.server.bounds import check_texts
-from pagedserve.server.fields import Function, FunctionName, NamedToolChoice, ResponseFormat, Tool
+from pagedserve.server.fields import ResponseFormat
 from pagedserve.server.protocol import ChatBody, SamplingBody
 from pagedserve.server.responses.body import (
     AllowedTools,
-    NamedFunction,
+    CustomTool,
+    GrammarFormat,
+    NamedTool,
     ResponsesBody,
     SchemaFormat,
+    Tool,
 )
 from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.tokenization import Tokenization
@@ -61,7 +65,7 @@ def chat_of(
     check_texts(
         {
             "messages": given["messages"],
-            "tools": [tool.model_dump() for tool in tools],
+            "tools": [tool.for_template() for tool in tools],
             "chat_template_kwargs": body.chat_template_kwargs,
         },
         max_num_chars,
@@ -71,7 +75,7 @@ def chat_of(
     return chat
 
 
-def _tools_of(body: ResponsesBody) -> tuple[list[Tool], object]:
+def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
     """Tools of the chat and its ``tool_choice``.
 
     Raises:
@@ -87,10 +91,19 @@ def _tools_of(body: ResponsesBody) -> tuple[list[Tool], object]:
                 param="tool_choice",
             )
         tools, chosen = [tool for tool in tools if tool.name in allowed], choice.mode
-    if isinstance(choice, NamedFunction):
-        chosen = NamedToolChoice(function=FunctionName(name=choice.name))
-    shown = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
-    return [Tool(function=Function(**fields)) for fields in shown], chosen
+    if isinstance(choice, NamedTool):
+        chosen = tool_fields.NamedFunction(function=tool_fields.ToolName(name=choice.name))
+    return [_chat_tool(tool) for tool in tools], chosen
+
+
+def _chat_tool(tool: Tool) -> tool_fields.Tool:
+    fields = tool.model_dump(exclude={"type", "format"}, exclude_none=True)
+    if not isinstance(tool, CustomTool):
+        return tool_fields.FunctionTool(function=tool_fields.Function(**fields))
+    if isinstance(tool.format, GrammarFormat):
+        grammar = tool.format.model_dump(exclude={"type"})
+        fields["format"] = {"type": "grammar", "grammar": grammar}
+    return tool_fields.CustomTool(type="custom", custom=tool_fields.Custom(**fields))
 
 
 def _format_of(body: ResponsesBody) -> ResponseFormat:

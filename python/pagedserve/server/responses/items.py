@@ -1,7 +1,7 @@
 """Items of a conversation in the Responses API, and their messages for the chat template."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
@@ -104,11 +104,22 @@ class FunctionCallItem(_Item):
     status: _Status | None = None
 
 
-class FunctionCallOutputItem(_Item):
+class CustomCallItem(_Item):
+    """Earlier call of a custom tool."""
+
+    id: _Id | None = None
+    type: Literal["custom_tool_call"]
+    call_id: _Id
+    name: _Id
+    input: str
+    status: _Status | None = None
+
+
+class CallOutputItem(_Item):
     """Result of a call."""
 
     id: _Id | None = None
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: _Id
     output: Content
     status: _Status | None = None
@@ -146,7 +157,9 @@ def _form_of_input(given: Any) -> str:
 Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[CallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(item_type),
 ]
@@ -159,6 +172,8 @@ _ID_PREFIXES: Final = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
 
@@ -206,15 +221,12 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[dict[st
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    calls: dict[str, str] = {}
+    calls: set[tuple[str, str]] = set()
     for item in items:
-        if isinstance(item, FunctionCallItem):
-            calls[item.call_id] = item.name
-        if isinstance(item, FunctionCallOutputItem) and item.call_id not in calls:
-            raise RequestError(
-                f"input has an output of call_id {item.call_id!r:.80}, and no function_call of it",
-                param="input",
-            )
+        if isinstance(item, FunctionCallItem | CustomCallItem):
+            calls.add((item.type, item.call_id))
+        if isinstance(item, CallOutputItem):
+            _check_call(item, calls)
         _append(messages, _message_of(item))
     return messages
 
@@ -223,14 +235,30 @@ def _message_of(item: Item) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         return {"role": role, "content": _content(item.content)}
-    if isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, CallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
     if isinstance(item, FunctionCallItem):
-        function = {"name": item.name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return _message_of_call(item, "function", {"arguments": item.arguments})
+    if isinstance(item, CustomCallItem):
+        return _message_of_call(item, "custom", {"input": item.input})
     text = "".join(part.text for part in item.content or item.summary)
     return {"role": "assistant", "content": "", "reasoning_content": text}
+
+
+def _message_of_call(
+    item: FunctionCallItem | CustomCallItem, kind: str, text: dict[str, str]
+) -> dict[str, Any]:
+    call = {"id": item.call_id, "type": kind, kind: {"name": item.name, **text}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _check_call(item: CallOutputItem, calls: Collection[tuple[str, str]]) -> None:
+    kind = item.type.removesuffix("_output")
+    if (kind, item.call_id) not in calls:
+        raise RequestError(
+            f"input has an output of call_id {item.call_id!r:.80}, and no {kind} of it",
+            param="input",
+        )
 
 
 def _content(given: str | Sequence[Part]) -> str | list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from pagedserve.server.responses.body import AllowedTools, FunctionTool, NamedFunction
+from pagedserve.server.responses.body import AllowedTools, NamedTool, Tool
 from pagedserve.server.responses.items import Item
 
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -38,6 +38,17 @@ class OutputCall(BaseModel):
     call_id: str
     name: str
     arguments: str
+
+
+class OutputCustomCall(BaseModel):
+    """Call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: _Status
+    call_id: str
+    name: str
+    input: str
 
 
 class OutputReasoningText(BaseModel):
@@ -103,15 +114,15 @@ class ResponseObject(BaseModel):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall | OutputReasoning]
+    output: list[OutputMessage | OutputCall | OutputCustomCall | OutputReasoning]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, str | None]
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | NamedFunction | AllowedTools
-    tools: list[FunctionTool]
+    tool_choice: str | NamedTool | AllowedTools
+    tools: list[Tool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]

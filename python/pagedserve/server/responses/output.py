@@ -28,6 +28,7 @@ _FORMS: Final = {
     "message": _Form("response.output_text", "output_text", "text"),
     "reasoning": _Form("response.reasoning_text", "reasoning_text", "text"),
     "function_call": _Form("response.function_call_arguments", None, "arguments"),
+    "custom_tool_call": _Form("response.custom_tool_call_input", None, "input"),
 }
 
 
@@ -65,14 +66,18 @@ class Output:
             events += self._begin("message", {"role": "assistant"})
             events += self._add(content, logprobs)
         for call in fields.get("tool_calls") or ():
-            function = call["function"]
-            if "id" in call:
-                events += self._close("completed")
-                events += self._begin(
-                    "function_call", {"call_id": call["id"], "name": function["name"]}
-                )
-            events += self._add(function["arguments"])
+            events += self._call(call)
         return events
+
+    def _call(self, call: Mapping[str, Any]) -> list[Event]:
+        """Add a call of a chat's delta, or what continues the last one."""
+        events: list[Event] = []
+        kind = "custom_tool_call" if "custom" in call else "function_call"
+        given = call["custom"] if "custom" in call else call["function"]
+        if "id" in call:
+            events += self._close("completed")
+            events += self._begin(kind, {"call_id": call["id"], "name": given["name"]})
+        return events + self._add(given[_FORMS[kind].text])
 
     def end(self, status: str) -> list[Event]:
         """End the output; a response without any item has an empty message.

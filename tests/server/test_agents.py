@@ -1,0 +1,142 @@
+"""What agents send beyond what a chat does: tools beside a format of the text."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import openai
+import pytest
+from llguidance import LLMatcher
+
+from pagedserve import SamplingParams
+from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.params import chat_params
+from pagedserve.server.protocol import ChatBody
+from pagedserve.server.tool_formats import TOOL_FORMATS
+from pagedserve.server.tools import AnswerReader
+from tests.server.conftest import TEMPLATE, Served
+from tests.server.test_generic_tools import may_be_written, written
+from tests.server.test_tool_schemas import VOCABULARY
+from tests.support.formula import FormulaModel
+
+GENERIC: Final = TOOL_FORMATS["generic"]
+CITY: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Paris", "<tool_call>"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": CITY},
+}
+FORMAT: Final[dict[str, Any]] = {
+    "type": "json_schema",
+    "json_schema": {"name": "City", "strict": True, "schema": CITY},
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    """Of a server whose template shows no tools."""
+    args = ServerArgs(port=0, uvicorn_log_level="warning", chat_template=TEMPLATE)
+    engine = {"max_model_len": 2048, "num_gpu_blocks": 1024}
+    with Served(partial(FormulaModel().engine, **engine), args) as running:
+        url = f"{running.http.base_url}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            yield client
+        running.wait_until_idle()
+
+
+def test_a_format_of_the_text_does_not_concern_a_required_call(client: openai.OpenAI) -> None:
+    """As instructor sends it to the Responses API, and others to chats."""
+    given: dict[str, Any] = {
+        "tools": [{"type": "function", "name": "look", "parameters": CITY}],
+        "tool_choice": {"type": "function", "name": "look"},
+        "text": {"format": {"type": "json_schema", "name": "City", "strict": True, "schema": CITY}},
+    }
+    answer: Any = client.responses.create(model="formula", input="Where?", **given)
+    (call,) = answer.output
+    assert (call.type, call.name) == ("function_call", "look")
+    assert json.loads(call.arguments)["name"] in CITY["properties"]["name"]["enum"]
+    given = {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    chat: Any = client.chat.completions.create(
+        model="formula",
+        messages=[{"role": "user", "content": "Where?"}],
+        parallel_tool_calls=False,
+        **given,
+    )
+    (called,) = chat.choices[0].message.tool_calls
+    assert json.loads(called.function.arguments)["name"] in CITY["properties"]["name"]["enum"]
+
+
+def body_of(**given: Any) -> ChatBody:
+    messages = [{"role": "user", "content": "Where?"}]
+    return ChatBody.model_validate({"messages": messages, "tools": [TOOL]} | given)
+
+
+def matcher(body: ChatBody) -> LLMatcher:
+    held = chat_params(body, SamplingParams(), tools=GENERIC).structured_outputs
+    assert held is not None
+    assert held.kind == "lark"
+    closes = held.disable_additional_properties
+    key = GrammarKey("lark", held.definition, False, closes)
+    found = LLMatcher(VOCABULARY, compiled_source(key, Trials(lambda _: "")), log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def test_a_text_is_calls_or_json() -> None:
+    start, call = matcher(body_of(response_format=FORMAT)), written("look", {"name": "Paris"})
+    for text in (call, call * 2, '{"name": "Paris"}', '{"name": "<tool_call>"}'):
+        assert may_be_written(start, text), text
+    for text in ("", "Paris", f"So {call}", '{"name": "Rome"}', f'{{"name": "Paris"}}{call}'):
+        assert not may_be_written(start, text), text
+    any_object = matcher(body_of(response_format={"type": "json_object"}))
+    assert may_be_written(any_object, '{"x": [1, {"y": null}]}')
+    assert may_be_written(any_object, call)
+    assert not may_be_written(any_object, "[1]")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_json_is_content_whatever_it_holds(size: int) -> None:
+    call = written("look", {"name": "<tool_call>"})
+    for text, content, num_calls in (
+        ('{"name": "<tool_call>"}', '{"name": "<tool_call>"}', 0),
+        (call * 2, "", 2),
+    ):
+        reader = AnswerReader(
+            body=body_of(response_format=FORMAT),
+            tools=GENERIC,
+            reasoning=None,
+            is_held=True,
+            is_json=True,
+        )
+        said, arguments = "", [""] * num_calls
+        for place in range(0, len(text), size):
+            is_last = place + size >= len(text)
+            fields = reader.fields(0, text[place : place + size], is_last=is_last, is_delta=True)
+            said += fields.get("content") or ""
+            for delta in fields.get("tool_calls", ()):
+                arguments[delta["index"]] += delta["function"]["arguments"]
+        assert said == content
+        assert [json.loads(each) for each in arguments] == [{"name": "<tool_call>"}] * num_calls
+
+
+def test_tools_and_a_format_of_the_text_together(client: openai.OpenAI) -> None:
+    """As openai-agents and pydantic-ai send an output type with tools."""
+    for seed in range(3):
+        given: Any = {"response_format": FORMAT, "tools": [TOOL], "seed": seed, "max_tokens": 300}
+        answer: Any = client.chat.completions.create(
+            model="formula",
+            messages=[{"role": "user", "content": "Where?"}],
+            parallel_tool_calls=False,
+            **given,
+        )
+        (choice,) = answer.choices
+        calls = choice.message.tool_calls or ()
+        texts = [call.function.arguments for call in calls] or [choice.message.content]
+        for text in texts:
+            assert json.loads(text)["name"] in CITY["properties"]["name"]["enum"]
