@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-all test-rust test-py test-py-all test-ray test-ray-all \
+.PHONY: help build demo test test-ci test-all test-rust test-py test-py-all test-ray test-ray-all \
 	nightly durations references soak hostile grid sweep options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheels check-wheels stubs
 
 help: ## list the targets
@@ -63,7 +63,11 @@ demo: $(DEMO) $(EXTENSION) ## answer a few prompts with a real small model
 	$(BIN)/pagedserve generate --model smollm2 --backend native --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
-test: test-rust test-py ## what every change must pass: every test but the slow ones
+test: test-rust test-py ## every day: every test but the slow ones and those of the built package
+
+# Building the package takes one core minutes, and fails where the package's files changed.
+test-ci: test-rust build ## what every change must pass: as test, and the package is built and installed
+	$(PYTEST) -m "not slow and not nightly and not ray"
 
 test-all: test-rust test-ray-all test-py-all ## every test but the nightly ones, and every example of those that try many
 
@@ -75,8 +79,8 @@ PYTEST_ALONE := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
 # A file of tests goes to one of two workers.
 PYTEST := $(PYTEST_ALONE) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-py: build ## pytest without the slow tests
-	$(PYTEST) -m "not slow and not nightly and not ray"
+test-py: build ## pytest without the slow tests and those of the built package
+	$(PYTEST) -m "not slow and not nightly and not ray and not packaging"
 
 test-py-all: build
 	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not nightly and not ray"

@@ -65,11 +65,16 @@ def check(llm: LLM, references: Sequence[GreedyReference], *, as_token_ids: bool
 
 
 def test_all_at_once(
-    real: LLM, references: list[GreedyReference], capsys: pytest.CaptureFixture[str]
+    real: LLM,
+    backend: Any,
+    references: list[GreedyReference],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert len(references) == NUM_PROMPTS
-    # Prompts are sorted by length, so every third has short and long ones.
-    said = check(real, references if LOOKS_AT_ALL else references[::3])
+    # Prompts are sorted by length, so every sixth has short and long ones; each backend takes
+    # others, as tests/native/test_every_way.py shows that both answer alike.
+    first = 0 if backend == "native" else 3
+    said = check(real, references if LOOKS_AT_ALL else references[first::6])
     with capsys.disabled():
         print(f"\n{said}")  # noqa: T201  # the figure is the point
 

@@ -22,10 +22,9 @@ WAYS: list[Way] = [
     ("torch", "generic", False),
     ("triton", None, False),
     ("triton", None, True),
-    ("triton", "generic", False),
 ]
-if LOOKS_AT_ALL:  # padding is the same whichever kernels the rest has
-    WAYS.append(("triton", "generic", True))
+if LOOKS_AT_ALL:  # attention and padding are the same whichever kernels the rest has
+    WAYS += [("triton", "generic", False), ("triton", "generic", True)]
 
 # The interpreter is chosen when triton is imported, so the engines run in a process of their own.
 PROGRAM = """

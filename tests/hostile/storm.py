@@ -33,9 +33,6 @@ _GAUGES: Final = r"^vllm:(num_requests_\w+|gpu_cache_usage_perc)\{[^}]*\} (\S+)$
 # Seconds after which what is still in use counts as lost.
 _PATIENCE: Final = 60.0
 _MAX_FAULTS: Final = 50
-# Seconds after which an idle server has returned freed memory: twice, since the body of a client
-# that left is still read to its end.
-_SETTLE_SECONDS: Final = 6.0
 
 
 @dataclass(slots=True)
@@ -165,10 +162,10 @@ def wait_until_idle(url: str) -> list[str]:
     return []
 
 
-def wait_until_settled(url: str) -> list[str]:
+def wait_until_settled(url: str, seconds: float) -> list[str]:
     """As `wait_until_idle`, and until freed memory is returned."""
     faults = wait_until_idle(url)
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(seconds)
     return faults
 
 
@@ -180,6 +177,7 @@ def run_storm(
     seed: int,
     num_clients: int,
     quiet_seconds: float,
+    settle_seconds: float,
     on_sent: Callable[[], object] = lambda: None,
 ) -> Report:
     """Start a server, attack it, and look what is left of it.
@@ -191,6 +189,7 @@ def run_storm(
         seed: Of all requests.
         num_clients: Requests under way at once.
         quiet_seconds: For which the victims run alone.
+        settle_seconds: From when the server is idle until its memory is measured.
         on_sent: Called after each request.
     """
     model, adapters = save_byte_llama(directory / "model"), save_adapters(directory / "adapters")
@@ -200,7 +199,8 @@ def run_storm(
         process.wait_until_healthy()
         target = Target(int(process.url.rpartition(":")[2]), adapters)
         storm = Storm(target, kinds, seed, num_clients, lambda: process.process.poll() is None)
-        report = _attack(storm, process, numbers, quiet_seconds, on_sent)
+        waits = (quiet_seconds, settle_seconds)
+        report = _attack(storm, process, numbers, waits, on_sent)
         if storm.is_alive() and (status := process.end()):
             report.faults.append(f"after SIGTERM the server ended with {status}")
     finally:
@@ -213,9 +213,10 @@ def _attack(
     storm: Storm,
     process: Process,
     numbers: Sequence[int],
-    quiet_seconds: float,
+    waits: tuple[float, float],
     on_sent: Callable[[], object],
 ) -> Report:
+    quiet_seconds, settle_seconds = waits
     victims = Victims(storm.target.port)
     time.sleep(quiet_seconds)
     alone = victims.stop()
@@ -224,7 +225,7 @@ def _attack(
     if not storm.is_alive():
         faults = [*_death(storm, process), *storm.faults]
         return Report(storm, alone, Findings(), (0, 0), 0.0, 0, faults)
-    faults = wait_until_settled(process.url)
+    faults = wait_until_settled(process.url, settle_seconds)
     warm = resident_bytes(process.process.pid)
     victims, began = Victims(storm.target.port), time.monotonic()
     asyncio.run(storm.send(numbers[num_warm:], on_sent))
@@ -232,7 +233,7 @@ def _attack(
     beside = victims.stop()
     memory = (warm, 0)
     if storm.is_alive():
-        faults += wait_until_settled(process.url)
+        faults += wait_until_settled(process.url, settle_seconds)
         memory = (warm, resident_bytes(process.process.pid))
     faults += [*_death(storm, process), *judge(alone, beside), *storm.faults]
     return Report(storm, alone, beside, memory, seconds, len(numbers) - num_warm, faults)

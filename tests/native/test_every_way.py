@@ -16,7 +16,8 @@ from pagedserve.inputs import TokensPrompt
 from pagedserve.sampling_params.options import PARAMETERS
 from tests.support.examples import examples
 
-NUM_PROMPTS = examples(80, all_of_them=160)
+# Each kind twice: the prompts of one begin alike, those of the other do not.
+NUM_PROMPTS = examples(40, all_of_them=160)
 NUM_TOKENS = 12
 BLOCK_SIZE = 8
 SHARED_PREFIX = 24

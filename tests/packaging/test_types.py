@@ -36,7 +36,7 @@ def test_mypy_accepts_right_programs_and_refuses_each_mistake(tmp_path: Path) ->
             programs.append(tmp_path / f"{name}_{example.line}.py")
             programs[-1].write_text(example.code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *programs],
+        [sys.executable, "-m", "mypy", "--cache-dir", ROOT / ".mypy_cache" / "user", *programs],
         cwd=tmp_path,
         env=os.environ | {"MYPYPATH": str(ROOT / "python")},
         capture_output=True,

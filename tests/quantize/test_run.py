@@ -64,7 +64,7 @@ def test_the_gguf_package_reads_the_same_fields_and_its_own_blocks(
     for old, new in zip(before.tensors, after.tensors, strict=True):
         if old.tensor_type != Type.Q4_1:
             assert np.array_equal(new.data, old.data), old.name
-        elif old.name.startswith("blk.1"):
+        elif old.name.startswith("blk.1."):  # one matrix of each kind
             numbers = gguf.quants.dequantize(old.data, Type.Q4_1)
             assert np.array_equal(new.data, gguf.quants.quantize(numbers, Type.Q8_0)), old.name
 

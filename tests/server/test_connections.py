@@ -22,7 +22,7 @@ from pagedserve.server.connection import (
     BoundedProtocol,
     default_max_connections,
 )
-from tests.server.conftest import Process, Serve, Served
+from tests.server.conftest import QUICK_START, Process, Serve, Served
 from tests.server.test_completions import PROMPT
 from tests.server.test_life import slowly
 from tests.support.tiny import save_tiny_llama
@@ -203,7 +203,7 @@ def test_half_sent_requests_stop_no_stream(serve: Serve) -> None:
 
 def test_half_sent_requests_do_not_lengthen_the_end(tmp_path: Path) -> None:
     model = save_tiny_llama(tmp_path)
-    options = [str(model), "--shutdown-timeout", "1000", "--num-gpu-blocks", "64"]
+    options = [str(model), *QUICK_START, "--shutdown-timeout", "1000", "--num-gpu-blocks", "64"]
     process = Process(tmp_path / "log", *options)
     process.wait_until_healthy()
     port = int(process.url.rpartition(":")[2])

@@ -3,8 +3,8 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,40 @@ def vectors(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
     return np.array([output.outputs.embedding for output in outputs])
 
 
-def test_openais_client_against_the_server_that_users_start(
-    minilm: Path, offline: LLM, tmp_path: Path
-) -> None:
-    process = Process(tmp_path / "log", str(minilm), "--served-model-name", "minilm")
-    process.wait_until_healthy()
-    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
+@pytest.fixture(params=["here", pytest.param("process", marks=pytest.mark.slow)])
+def server(
+    request: pytest.FixtureRequest,
+    minilm: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[tuple[str, Callable[[], str]]]:
+    """The address of a server of MiniLM, and a call that ends it and returns its log.
+
+    It is in this process, or as users start it, which takes longest for what it imports.
+    """
+    with ExitStack() as stack:
+        if request.param == "process":
+            process = Process(tmp_path / "log", str(minilm), "--served-model-name", "minilm")
+            process.wait_until_healthy()
+            url = process.url
+        else:
+            stack.enter_context(caplog.at_level(logging.INFO))
+            served = stack.enter_context(serving(minilm, served_model_name=("minilm",)))
+            url = str(served.http.base_url)
+
+        def end() -> str:
+            if request.param == "process":
+                assert process.end() == 0, process.log
+                return process.log
+            stack.close()
+            return caplog.text
+
+        yield url, end
+
+
+def test_openais_client(server: tuple[str, Callable[[], str]], offline: LLM) -> None:
+    url, end = server
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         assert [model.id for model in client.models.list().data] == ["minilm"]
         for encoding in ({}, {"encoding_format": "float"}):  # left out the client asks for base64
             given: Any = encoding
@@ -78,8 +106,7 @@ def test_openais_client_against_the_server_that_users_start(
             client.chat.completions.create(
                 model="minilm", messages=[{"role": "user", "content": "x"}]
             )
-    assert process.end() == 0, process.log
-    lines = process.log.splitlines()
+    lines = end().splitlines()
     (line, *_) = (line for line in lines if f"prompts 4, prompt {sum(num_tokens)} tokens" in line)
     assert ", queue " in line
     assert "first token" not in line

@@ -47,5 +47,5 @@ def test_a_server_of_ranks_answers_and_says_when_one_has_died(tmp_path: Path) ->
     with contextlib.suppress(httpx.TransportError):  # it may have ended by now
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 503
         assert httpx.post(url, json=body, timeout=10).status_code == 503
-    assert server.process.wait(20) == 1  # by itself
+    assert server.process.wait() == 1  # by itself
     assert "SIGKILL" in server.log

@@ -46,7 +46,8 @@ def offline(whisper: Path) -> LLM:
 @pytest.fixture(scope="module")
 def hearing(whisper: Path) -> Iterator[Served]:
     """A server of the tiny Whisper in this process."""
-    args = ServerArgs(port=0, uvicorn_log_level="warning", log_prompts=True)
+    name = ("whisper-1",)
+    args = ServerArgs(port=0, uvicorn_log_level="warning", log_prompts=True, served_model_name=name)
     engine_args = EngineArgs(str(whisper), num_gpu_blocks=256, use_tqdm_on_load=False)
     with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
         yield served
@@ -77,14 +78,24 @@ def told(answer: httpx.Response) -> str:
     return message
 
 
-def test_openais_client_against_the_server_that_users_start(
-    whisper: Path, offline: LLM, tmp_path: Path
-) -> None:
-    sound = sounds(1)[0]
-    file, in_german = ("a.wav", file_of(sound)), written(offline, sound, IN_GERMAN)
+@pytest.fixture(params=["here", pytest.param("process", marks=pytest.mark.slow)])
+def url(
+    request: pytest.FixtureRequest, whisper: Path, hearing: Served, tmp_path: Path
+) -> Iterator[str]:
+    """The address of a server, in this process or as users start it."""
+    if request.param == "here":
+        yield str(hearing.http.base_url)
+        return
     process = Process(tmp_path / "log", str(whisper), "--served-model-name", "whisper-1")
     process.wait_until_healthy()
-    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
+    yield process.url
+    assert process.end() == 0, process.log
+
+
+def test_openais_client(url: str, offline: LLM) -> None:
+    sound = sounds(1)[0]
+    file, in_german = ("a.wav", file_of(sound)), written(offline, sound, IN_GERMAN)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         create = client.audio.transcriptions.create
         assert create(model="whisper-1", file=file).text == written(offline, sound)
         text: Any = create(model="whisper-1", file=file, language="de", response_format="text")
@@ -105,7 +116,6 @@ def test_openais_client_against_the_server_that_users_start(
             create(model="whisper-1", file=b"no audio")
         with pytest.raises(openai.BadRequestError, match="no audio for the encoder"):
             client.completions.create(model="whisper-1", prompt="x")
-    assert process.end() == 0, process.log
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])

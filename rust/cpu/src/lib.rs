@@ -45,6 +45,8 @@ mod portable;
 mod scratch;
 mod storage;
 mod team;
+#[cfg(test)]
+mod tests;
 #[cfg(target_os = "linux")]
 mod threads;
 mod top_k;

@@ -1,14 +1,11 @@
 //! Steps over poisoned memory, and a naive model in float64 that says what they answer.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
-use pagedserve_cpu::attention::{
-    CacheDType, Memory, Options, Place, Rows, Shape, Tokens, paged_attention,
-};
-use pagedserve_cpu::{DType, Execution, InstructionSet, Result, Team};
+use crate::attention::{CacheDType, Memory, Options, Place, Rows, Shape, Tokens, paged_attention};
+use crate::{DType, Execution, InstructionSet, Result, Team};
 
 /// Threads that are started for each call.
-pub struct Threads;
+pub(super) struct Threads;
 
 impl Team for Threads {
     fn run(&self, num_threads: usize, work: &(dyn Fn() + Sync)) {
@@ -22,37 +19,37 @@ impl Team for Threads {
 }
 
 /// A row of a case: cached keys, queries.
-pub type Row = (usize, usize);
+pub(super) type Row = (usize, usize);
 
 /// What a step is made of.
 #[derive(Clone, Debug)]
-pub struct Case {
-    pub dtype: DType,
-    pub cache_dtype: CacheDType,
-    pub num_kv_heads: usize,
-    pub group: usize,
-    pub key_size: usize,
-    pub value_size: usize,
-    pub block_size: usize,
-    pub rows: Vec<Row>,
-    pub scale: f32,
-    pub window: Option<usize>,
-    pub softcap: Option<f32>,
-    pub sinks: Option<f32>,
+pub(super) struct Case {
+    pub(super) dtype: DType,
+    pub(super) cache_dtype: CacheDType,
+    pub(super) num_kv_heads: usize,
+    pub(super) group: usize,
+    pub(super) key_size: usize,
+    pub(super) value_size: usize,
+    pub(super) block_size: usize,
+    pub(super) rows: Vec<Row>,
+    pub(super) scale: f32,
+    pub(super) window: Option<usize>,
+    pub(super) softcap: Option<f32>,
+    pub(super) sinks: Option<f32>,
     /// The first head's slope; each further head's is half of the one before.
-    pub alibi: Option<f32>,
-    pub num_biases: Option<usize>,
-    pub causal: bool,
+    pub(super) alibi: Option<f32>,
+    pub(super) num_biases: Option<usize>,
+    pub(super) causal: bool,
     /// Whole cached blocks of the first row that the others have too.
-    pub shares_prefix: bool,
+    pub(super) shares_prefix: bool,
     /// Elements between heads and tokens that belong to nobody.
-    pub gap: usize,
-    pub seed: u64,
+    pub(super) gap: usize,
+    pub(super) seed: u64,
 }
 
 impl Case {
     /// Something ordinary.
-    pub fn plain(rows: &[Row]) -> Self {
+    pub(super) fn plain(rows: &[Row]) -> Self {
         Self {
             dtype: DType::Float32,
             cache_dtype: CacheDType::Auto,
@@ -77,10 +74,10 @@ impl Case {
 }
 
 /// Numbers between -1 and 1, and a shuffle.
-pub struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -91,24 +88,24 @@ impl Random {
         self.0 >> 24
     }
 
-    pub fn number(&mut self) -> f32 {
+    pub(super) fn number(&mut self) -> f32 {
         let bits = u16::try_from(self.next() % 65_536).expect("16 bits");
         f32::from(bits) / 32_768.0 - 1.0
     }
 
-    pub fn below(&mut self, count: usize) -> usize {
+    pub(super) fn below(&mut self, count: usize) -> usize {
         usize::try_from(self.next()).expect("40 bits") % count
     }
 }
 
 /// Stored numbers of any kind.
-pub struct Numbers {
-    pub dtype: DType,
-    pub bytes: Vec<u8>,
+pub(super) struct Numbers {
+    pub(super) dtype: DType,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Numbers {
-    pub fn poisoned(dtype: DType, len: usize) -> Self {
+    pub(super) fn poisoned(dtype: DType, len: usize) -> Self {
         let mut numbers = Self { dtype, bytes: vec![0; len * dtype.size()] };
         for index in 0..len {
             numbers.set(index, f32::NAN);
@@ -117,7 +114,7 @@ impl Numbers {
     }
 
     /// Stores a number and returns what is stored.
-    pub fn set(&mut self, index: usize, number: f32) -> f32 {
+    pub(super) fn set(&mut self, index: usize, number: f32) -> f32 {
         let at = index * self.dtype.size();
         match self.dtype {
             DType::Float32 => self.bytes[at..at + 4].copy_from_slice(&number.to_le_bytes()),
@@ -131,7 +128,7 @@ impl Numbers {
         self.get(index)
     }
 
-    pub fn get(&self, index: usize) -> f32 {
+    pub(super) fn get(&self, index: usize) -> f32 {
         let at = index * self.dtype.size();
         let mut word = [0; 4];
         match self.dtype {
@@ -175,10 +172,10 @@ fn of_float16(bits: u16) -> f32 {
 }
 
 /// `[T, heads, size]` with gaps, tokens within heads as transformers has them.
-pub struct Tensor {
-    pub numbers: Numbers,
-    pub token_stride: usize,
-    pub head_stride: usize,
+pub(super) struct Tensor {
+    pub(super) numbers: Numbers,
+    pub(super) token_stride: usize,
+    pub(super) head_stride: usize,
 }
 
 impl Tensor {
@@ -203,21 +200,21 @@ impl Tensor {
 }
 
 /// A step, and each row's keys and values as the model knows them.
-pub struct Step {
-    pub case: Case,
-    pub shape: Shape,
-    pub query: Tensor,
-    pub key: Tensor,
-    pub value: Tensor,
-    pub pool: Numbers,
-    pub output: Numbers,
-    pub block_tables: Vec<i32>,
-    pub query_start: Vec<i32>,
-    pub seq_lens: Vec<i32>,
-    pub slot_mapping: Vec<i64>,
-    pub sinks: Option<Vec<f32>>,
-    pub alibi: Option<Vec<f32>>,
-    pub position_bias: Option<Vec<f32>>,
+pub(super) struct Step {
+    pub(super) case: Case,
+    pub(super) shape: Shape,
+    pub(super) query: Tensor,
+    pub(super) key: Tensor,
+    pub(super) value: Tensor,
+    pub(super) pool: Numbers,
+    pub(super) output: Numbers,
+    pub(super) block_tables: Vec<i32>,
+    pub(super) query_start: Vec<i32>,
+    pub(super) seq_lens: Vec<i32>,
+    pub(super) slot_mapping: Vec<i64>,
+    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) alibi: Option<Vec<f32>>,
+    pub(super) position_bias: Option<Vec<f32>>,
     /// `[row][position][kv_head]`: key, then value.
     known: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -227,7 +224,7 @@ fn int(number: usize) -> i32 {
 }
 
 impl Step {
-    pub fn new(case: &Case) -> Self {
+    pub(super) fn new(case: &Case) -> Self {
         let mut random = Random::new(case.seed);
         let lens: Vec<usize> = case.rows.iter().map(|(cached, queries)| cached + queries).collect();
         let counts: Vec<usize> = lens.iter().map(|len| len.div_ceil(case.block_size)).collect();
@@ -391,7 +388,7 @@ impl Step {
         rounded
     }
 
-    pub fn memory(&mut self) -> Memory {
+    pub(super) fn memory(&mut self) -> Memory {
         Memory {
             query: self.query.tokens(),
             key: self.key.tokens(),
@@ -401,7 +398,7 @@ impl Step {
         }
     }
 
-    pub fn rows(&self) -> Rows<'_> {
+    pub(super) fn rows(&self) -> Rows<'_> {
         Rows {
             block_tables: &self.block_tables,
             query_start: &self.query_start,
@@ -410,7 +407,7 @@ impl Step {
         }
     }
 
-    pub fn options(&self) -> Options<'_> {
+    pub(super) fn options(&self) -> Options<'_> {
         Options {
             scale: self.case.scale,
             window: self.case.window,
@@ -423,7 +420,11 @@ impl Step {
     }
 
     /// The answer of the call under test.
-    pub fn run(&mut self, instructions: InstructionSet, num_threads: usize) -> Result<Vec<f32>> {
+    pub(super) fn run(
+        &mut self,
+        instructions: InstructionSet,
+        num_threads: usize,
+    ) -> Result<Vec<f32>> {
         let memory = self.memory();
         let execution = Execution { instructions, team: &Threads, num_threads };
         // SAFETY: the memory belongs to this step and has the sizes of its shape.
@@ -435,7 +436,7 @@ impl Step {
     }
 
     /// The answer of a step of one row whose queries before `first` were answered before.
-    pub fn run_tail(&mut self, first: usize, num_threads: usize) -> Vec<f32> {
+    pub(super) fn run_tail(&mut self, first: usize, num_threads: usize) -> Vec<f32> {
         let mut memory = self.memory();
         let size = self.case.dtype.size();
         for (tokens, tensor) in [
@@ -461,7 +462,7 @@ impl Step {
     }
 
     /// The answer, in the plainest way.
-    pub fn expected(&self) -> Vec<f64> {
+    pub(super) fn expected(&self) -> Vec<f64> {
         let mut answer = Vec::new();
         for (row, &(cached, queries)) in self.case.rows.iter().enumerate() {
             let first_token = usize::try_from(self.query_start[row]).expect("not negative");
@@ -527,7 +528,7 @@ impl Step {
     }
 
     /// Asserts that the answer is right.
-    pub fn check(&mut self, instructions: InstructionSet, num_threads: usize) {
+    pub(super) fn check(&mut self, instructions: InstructionSet, num_threads: usize) {
         let expected = self.expected();
         let answer = self.run(instructions, num_threads).expect("a correct step");
         let tolerance = match self.case.dtype {
@@ -549,12 +550,12 @@ impl Step {
 }
 
 /// All kinds of numbers.
-pub const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
+pub(super) const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
 
 /// All kinds of pools.
-pub const CACHE_DTYPES: [CacheDType; 2] = [CacheDType::Auto, CacheDType::Int8];
+pub(super) const CACHE_DTYPES: [CacheDType; 2] = [CacheDType::Auto, CacheDType::Int8];
 
 /// The instruction sets that this CPU has.
-pub fn available() -> impl Iterator<Item = InstructionSet> {
+pub(super) fn available() -> impl Iterator<Item = InstructionSet> {
     InstructionSet::ALL.into_iter().filter(|set| set.is_available())
 }

@@ -3,14 +3,12 @@
 #![cfg(unix)]
 #![allow(unsafe_code, reason = "maps memory, and the call under test takes pointers")]
 
-mod common;
-
-use common::{CACHE_DTYPES, Case, DTYPES, Numbers, Random, Step, Threads, available};
-use pagedserve_cpu::attention::paged_attention;
-use pagedserve_cpu::embedding::gather;
-use pagedserve_cpu::linear::{Finish, Matrix, Panels, Weights, linear};
-use pagedserve_cpu::lora::{Adapters, Group, LowRank, Slice};
-use pagedserve_cpu::{DType, Execution, Norm, rms_norm};
+use super::common::{CACHE_DTYPES, Case, DTYPES, Numbers, Random, Step, Threads, available};
+use crate::attention::paged_attention;
+use crate::embedding::gather;
+use crate::linear::{Finish, Matrix, Panels, Weights, linear};
+use crate::lora::{Adapters, Group, LowRank, Slice};
+use crate::{DType, Execution, Norm, rms_norm};
 
 /// Bytes whose last one is the last before a page that cannot be touched.
 struct Guarded {
@@ -94,7 +92,7 @@ fn rotate(step: &mut Step, by: usize) {
     }
 }
 
-fn guarded_run(step: &mut Step, instructions: pagedserve_cpu::InstructionSet) {
+fn guarded_run(step: &mut Step, instructions: crate::InstructionSet) {
     let wanted = step.expected();
     let query = Guarded::new(&step.query.numbers.bytes);
     let key = Guarded::new(&step.key.numbers.bytes);

@@ -1,17 +1,31 @@
-//! What calls lose to waiting is counted; a process of its own, in which nothing else calls.
+//! What calls lose to waiting is counted, in a process in which nothing else calls.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_methods, reason = "a wait takes time")]
 
+use std::env::current_exe;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{current, sleep, yield_now};
 use std::time::Duration;
 
-use pagedserve_cpu::{Team, Threads, Waits};
+use crate::{Team, Threads, Waits};
 
 const LATE: Duration = Duration::from_millis(30);
 
 #[test]
 fn waits_and_absent_threads_are_counted() {
+    let program = current_exe().expect("this test's own");
+    let name = concat!(module_path!(), "::in_a_separate_process");
+    let (_, name) = name.split_once("::").expect("a crate and what is in it");
+    let done =
+        Command::new(program).args(["--ignored", "--exact", name]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn in_a_separate_process() {
     assert_eq!(Threads.waits(), Waits::default());
 
     // Both threads come; the caller is done long before the other one.

@@ -1,11 +1,9 @@
 //! Every instruction set against the naive model, over pools poisoned with NaN.
 #![allow(clippy::disallowed_types, reason = "proptest's macros name them")]
 
-mod common;
-
-use common::{CACHE_DTYPES, Case, DTYPES, Step, available};
-use pagedserve_cpu::attention::CacheDType;
-use pagedserve_cpu::{DType, InstructionSet};
+use super::common::{CACHE_DTYPES, Case, DTYPES, Step, available};
+use crate::attention::CacheDType;
+use crate::{DType, InstructionSet};
 use proptest::prelude::*;
 
 prop_compose! {

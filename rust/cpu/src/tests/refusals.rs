@@ -1,12 +1,10 @@
 //! What does not fit is refused by name, before anything is touched.
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
-mod common;
-
-use common::{Case, Step};
-use pagedserve_cpu::attention::{CacheDType, Options};
-use pagedserve_cpu::linear::{Panels, Weights};
-use pagedserve_cpu::{InstructionSet, Result};
+use super::common::{Case, Step};
+use crate::attention::{CacheDType, Options};
+use crate::linear::{Panels, Weights};
+use crate::{InstructionSet, Result};
 
 /// The refusal of a step that a change has spoilt, whose pool and output must be as before.
 fn refusal(change: impl FnOnce(&mut Step)) -> String {
@@ -58,7 +56,7 @@ refusals! {
     a_slot_below_none: |step| step.slot_mapping[0] = -2 => "slot_mapping[0] must be -1 or";
 }
 
-type Spoil = fn(&mut pagedserve_cpu::attention::Memory);
+type Spoil = fn(&mut crate::attention::Memory);
 
 #[test]
 fn addresses_that_cannot_be_are_refused() {
@@ -74,14 +72,14 @@ fn addresses_that_cannot_be_are_refused() {
         let mut memory = memory;
         spoil(&mut memory);
         let options: Options<'_> = step.options();
-        let execution = pagedserve_cpu::Execution {
+        let execution = crate::Execution {
             instructions: InstructionSet::Portable,
-            team: &pagedserve_cpu::Sequential,
+            team: &crate::Sequential,
             num_threads: 1,
         };
         // SAFETY: refused before any memory is touched, which is the point.
         let answer = unsafe {
-            pagedserve_cpu::attention::paged_attention(
+            crate::attention::paged_attention(
                 &step.shape,
                 &memory,
                 &step.rows(),
@@ -99,7 +97,7 @@ fn weights_that_are_not_as_their_fields_say_are_refused() {
     let refusal = |num_values: usize, num_scales: usize| {
         let (values, scales) = (vec![0; num_values], vec![0.0; num_scales]);
         let panels = Panels::Int8 { values: &values, scales: &scales };
-        let dtype = pagedserve_cpu::DType::Float32;
+        let dtype = crate::DType::Float32;
         let weights = Weights { dtype, in_features: 3, out_features: 70, panels, bias: None };
         weights.check().map_err(|error| error.to_string())
     };

@@ -8,8 +8,8 @@
 use std::thread;
 use std::time::Duration;
 
-use pagedserve_cpu::DType;
-use pagedserve_cpu::exchange::Exchange;
+use crate::DType;
+use crate::exchange::Exchange;
 use proptest::prelude::*;
 
 const LINE: usize = 64;
