@@ -36,11 +36,11 @@ def running_collector() -> Iterator[IdleCollector]:
     assert gc.get_freeze_count() == 0
 
 
-def old_knot(num_collections: int = 20) -> "weakref.ref[Knot]":
-    """Garbage of the oldest generation; a full collection is due after 20 younger ones."""
+def old_knot() -> "weakref.ref[Knot]":
+    """Garbage of the oldest generation, after which a full collection is due."""
     knot = Knot()
     ref = weakref.ref(knot)
-    for _ in range(num_collections):
+    for _ in range(20):
         gc.collect(1)
     return ref
 
@@ -65,18 +65,6 @@ def a_full_collection_waits_until_nothing_runs() -> None:
         collector.look(is_idle=True)
         assert knot() is None
         assert len(kept) == 200_000
-
-
-def a_server_at_rest_collects_little_garbage() -> None:
-    with running_collector() as collector:
-        knot = old_knot(num_collections=1)
-        collector.look(is_idle=True)
-        assert knot() is not None
-        pagedserve.server.collector._REST = 0.0  # type: ignore[misc]
-        collector.look(is_idle=False)
-        assert knot() is not None
-        collector.look(is_idle=True)
-        assert knot() is None
 
 
 def a_server_that_is_never_idle_collects_once_a_minute() -> None:
@@ -105,7 +93,6 @@ def a_server_that_is_never_idle_returns_freed_memory() -> None:
     [
         a_server_that_starts_does_not_collect,
         a_full_collection_waits_until_nothing_runs,
-        a_server_at_rest_collects_little_garbage,
         a_server_that_is_never_idle_collects_once_a_minute,
         a_server_that_is_never_idle_returns_freed_memory,
     ],

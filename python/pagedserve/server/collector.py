@@ -2,8 +2,7 @@
 
 Full collections traverse the bodies of all requests that are being read, a quarter of a million
 lists and objects each, while no other thread runs.  They wait until no request is open.  A server
-that is never idle then returns freed memory too, which an idle engine does.  One that has been idle
-for a second collects however little is due: an exception in a cycle may hold a body of many MB.
+that is never idle then returns freed memory too, which an idle engine does.
 """
 
 import gc
@@ -14,8 +13,6 @@ from pagedserve.host_ops.heap import return_freed_memory
 
 # Seconds after which a server that is never idle collects all the same.
 _MAX_WAIT: Final = 60.0
-# Seconds for which a server is idle before it collects whatever is left.
-_REST: Final = 1.0
 # Collections of the younger generation after which a full one is due, as Python's own default.
 _DUE: Final = 10
 _NEVER: Final = 1 << 30
@@ -30,31 +27,24 @@ class IdleCollector:
     def __init__(self) -> None:
         """Take over the full collections: nine while a model is loaded would take 1.5 seconds."""
         self._thresholds = gc.get_threshold()
-        self._last = self._busy = 0.0
+        self._last = 0.0
         gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def start(self) -> None:
         """Collect, and exempt what is left: the objects of the start."""
         gc.collect()
         gc.freeze()
-        self._last = self._busy = time.monotonic()
+        self._last = time.monotonic()
 
     def look(self, *, is_idle: bool) -> None:
         """Collect if it is due, and the server idle or busy for a minute."""
-        now = time.monotonic()
-        if not is_idle:
-            self._busy = now
-        _, num_young, num_old = gc.get_count()
-        if is_idle:
-            is_due = num_old > _DUE or (now - self._busy > _REST and num_young + num_old > 0)
-        else:
-            is_due = num_old > _DUE and now - self._last >= _MAX_WAIT
-        if not is_due:
+        is_busy = not is_idle
+        if gc.get_count()[2] <= _DUE or (is_busy and time.monotonic() - self._last < _MAX_WAIT):
             return
         gc.collect()
-        if not is_idle:
+        if is_busy:
             return_freed_memory()  # 15 ms for 180 MB
-        self._last = now
+        self._last = time.monotonic()
 
     def stop(self) -> None:
         """Undo ``start``: extensions check at exit whether their objects were freed."""
