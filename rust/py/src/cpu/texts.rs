@@ -13,6 +13,16 @@ fn text_at(content: &[u8], at: usize, big_endian: bool) -> Option<&[u8]> {
     rest.get(..usize::try_from(length).ok()?)
 }
 
+/// The texts of a list of complete ones.
+fn texts(content: &[u8], big_endian: bool) -> impl Iterator<Item = &[u8]> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let text = text_at(content, at, big_endian)?;
+        at += LENGTH + text.len();
+        Some(text)
+    })
+}
+
 /// Pass over the complete texts of a list, up to the first that is too long.
 ///
 /// Args:
@@ -58,12 +68,11 @@ pub(crate) fn read_texts<'py>(
     content: &[u8],
     big_endian: bool,
 ) -> PyResult<Bound<'py, PyList>> {
-    let (texts, mut at) = (PyList::empty(py), 0);
-    while let Some(text) = text_at(content, at, big_endian) {
-        texts.append(PyString::new(py, decoded(py, text)?))?;
-        at += LENGTH + text.len();
+    let found = PyList::empty(py);
+    for text in texts(content, big_endian) {
+        found.append(PyString::new(py, decoded(py, text)?))?;
     }
-    Ok(texts)
+    Ok(found)
 }
 
 /// Return the texts of a list, each split at its only space.
@@ -82,8 +91,8 @@ pub(crate) fn read_pairs<'py>(
     content: &[u8],
     big_endian: bool,
 ) -> PyResult<Bound<'py, PyList>> {
-    let (pairs, mut at) = (PyList::empty(py), 0);
-    while let Some(text) = text_at(content, at, big_endian) {
+    let pairs = PyList::empty(py);
+    for text in texts(content, big_endian) {
         let shown = decoded(py, text)?;
         match shown.split_once(' ') {
             Some((left, right)) if !right.contains(' ') => pairs.append((left, right))?,
@@ -92,7 +101,6 @@ pub(crate) fn read_pairs<'py>(
                 return Err(PyValueError::new_err(said));
             }
         }
-        at += LENGTH + text.len();
     }
     Ok(pairs)
 }
