@@ -82,7 +82,7 @@ def load_ahead(args: EngineArgs) -> None:
     if args.logits_processors or args.quantization in DIRECTORY_QUANTIZATIONS:
         return
     source = find_local_source(args)
-    if source is None or choose_backend(args).name == "torch":
+    if source is None:
         return
     files = open_files(args, source)
     if files.opened is not None:

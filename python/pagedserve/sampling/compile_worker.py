@@ -184,8 +184,7 @@ def answer_to(key: GrammarKey, vocabulary: "LLTokenizer") -> dict[str, Any]:
 
     Returns:
         ``source``, llguidance's input for it, and ``num_bytes``, its memory once compiled; or
-        ``fault`` and ``place``, why it is invalid and
-        where; or ``error``, what went wrong here.
+        ``fault`` and ``place``, why it is invalid and where; or ``error``, what went wrong here.
     """
     limit_cpu(PREPARATION_SECONDS)
     try:
