@@ -19,6 +19,7 @@ from pagedserve.server.bounds import MAX_ID_CHARS, SMALL_BODY_BYTES
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.request_log import CLIENT_GONE, log_http
+from pagedserve.server.turns import Turns
 
 # Paths without API key and log line: probes, scrapes and the page, which prompts for a key.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
@@ -39,6 +40,7 @@ class Gate:
             apis: APIs by a path, which have the paths within it too; others are OpenAI's.
         """
         self._app = app
+        self._turns = Turns()
         self._apis = apis
         self._context = context
         self._max_body_bytes = context.args.max_body_bytes
@@ -72,6 +74,8 @@ class Gate:
         keys = self._accepted(_given_keys(headers))
         scope["owner"] = keys[0] if keys else b""
         try:
+            if path not in OPEN_PATHS:
+                await self._turns.take()
             refusal = self._refusal(path, headers, keys)
             if refusal is not None:
                 await error_response(refusal, scope)(scope, receive, send)
