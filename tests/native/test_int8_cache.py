@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
@@ -156,8 +157,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], refusal: s
         EngineArgs("smollm2", **({"kv_cache_dtype": "int8"} | options))
 
 
-def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_heads_that_do_not_fit_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "llama", head_dim=12)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)  # which is refused once it is read
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="which needs heads of a multiple of 16 numbers, and"):
         LLM(str(directory), kv_cache_dtype="int8")
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pagedserve._core.cpu import instructions_in_use
 from pagedserve.cache.layers import group_window
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ConfigError, StepError
+from pagedserve.errors import StepError
 from pagedserve.executor.kv_plan import plan_kv_cache
 from pagedserve.executor.launched import LaunchedRun, tokens_of
 from pagedserve.executor.memory import MemoryPlan
@@ -96,15 +96,10 @@ class NativeExecutor:
         """Compute the number of KV blocks.
 
         Raises:
-            ConfigError: The heads do not fit the option ``kv_cache_dtype``; see `plan_kv_cache`.
+            ConfigError: See `plan_kv_cache`.
         """
         args, model = self._args, self.loaded.model
         args.check_without_gpu()
-        if args.kv_cache_dtype == "int8" and model.config.head_size % 16:
-            raise ConfigError(
-                f"kv_cache_dtype is 'int8', which needs heads of a multiple of 16 numbers, and "
-                f"those of {args.model!r} have {model.config.head_size}: leave it out"
-            )
         return plan_kv_cache(
             args,
             limits,

@@ -150,11 +150,17 @@ def load_native(args: EngineArgs, opened: OpenedModel | None = None) -> LoadedNa
 
     Raises:
         ModelLoadError: As `open_native`, or a weight is not finite.
-        ConfigError: max_model_len exceeds that of the model, or the CPU lacks the instructions.
+        ConfigError: max_model_len exceeds that of the model, the heads do not fit the option
+            ``kv_cache_dtype``, or the CPU lacks the instructions.
     """
     use_instructions(args.cpu_instructions)
     opened = open_native(args) if opened is None else opened
     config = opened.checkpoint.config
+    if args.kv_cache_dtype == "int8" and config.head_size % 16:
+        raise ConfigError(
+            f"kv_cache_dtype is 'int8', which needs heads of a multiple of 16 numbers, and those "
+            f"of {args.model!r} have {config.head_size}: leave it out"
+        )
     with _named(args.model):
         max_model_len = check_max_model_len(
             args.max_model_len, config.max_positions, config.max_positions_reason
