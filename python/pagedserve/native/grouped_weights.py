@@ -11,10 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.native.stored import BLOCKS
+from pagedserve.native.stored import BLOCK_WEIGHTS, BLOCKS
 
-# Inputs of a block.
-_INPUTS: Final = 32
 # Largest rounding of a float16 number, as a fraction of it.
 _ROUNDING: Final = 2.0**-11
 _LARGEST: Final = float(np.finfo(np.float16).max)
@@ -40,11 +38,11 @@ class GroupedWeights:
 
     def obstacle(self) -> str | None:
         """Why no blocks hold these weights, as a relative clause; None if `blocks` makes them."""
-        if len(self.groups) % _INPUTS:
-            return f"whose {len(self.groups)} inputs are no whole blocks of {_INPUTS}"
-        blocks = self.groups.reshape(-1, _INPUTS)
+        if len(self.groups) % BLOCK_WEIGHTS:
+            return f"whose {len(self.groups)} inputs are no whole blocks of {BLOCK_WEIGHTS}"
+        blocks = self.groups.reshape(-1, BLOCK_WEIGHTS)
         if (blocks != blocks[:, :1]).any():
-            return f"of which {_INPUTS} adjacent inputs have several groups"
+            return f"of which {BLOCK_WEIGHTS} adjacent inputs have several groups"
         if (storage := self._storage()) is None:
             return "whose numbers have 8 bits and zero points"
         if not self._fits_float16(has_minima=storage == "Q4_1"):
@@ -60,8 +58,8 @@ class GroupedWeights:
         storage = self._storage()
         if storage is None or self.obstacle() is not None:
             raise ValueError(f"no blocks hold weights {self.obstacle()}")
-        groups = self.groups[::_INPUTS]
-        numbers = self.numbers.reshape(len(self.numbers), -1, _INPUTS)
+        groups = self.groups[::BLOCK_WEIGHTS]
+        numbers = self.numbers.reshape(len(self.numbers), -1, BLOCK_WEIGHTS)
         made = np.empty(numbers.shape[:2], BLOCKS[storage])
         scales = self.scales.astype(np.float16)
         made["scale"] = scales[:, groups]
@@ -70,7 +68,9 @@ class GroupedWeights:
         if storage == "Q8_0":
             made["numbers"] = (numbers ^ 0x80).view(np.int8)
         else:
-            made["numbers"] = numbers[..., : _INPUTS // 2] | numbers[..., _INPUTS // 2 :] << 4
+            made["numbers"] = (
+                numbers[..., : BLOCK_WEIGHTS // 2] | numbers[..., BLOCK_WEIGHTS // 2 :] << 4
+            )
         return storage, made.view(np.uint8)
 
     def floats(self) -> NDArray[np.float32]:

@@ -35,7 +35,10 @@ STORAGES: Final[dict[str, tuple[int, int]]] = {
 # Those whose blocks Rust multiplies without converting them (`PackedWeights`).
 BLOCK_FORMATS: Final = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
 
-# Blocks of 32 weights as arrays; two 4-bit numbers per byte, the first 16 in the lower halves.
+# Weights of a block of `BLOCKS`.
+BLOCK_WEIGHTS: Final = 32
+
+# Blocks as arrays; two 4-bit numbers per byte, the first 16 in the lower halves.
 BLOCKS: Final[dict[str, np.dtype[Any]]] = {
     "Q4_0": np.dtype([("scale", "<f2"), ("numbers", "u1", 16)]),
     "Q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("numbers", "u1", 16)]),

@@ -9,9 +9,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.native.stored import BLOCKS
+from pagedserve.native.stored import BLOCK_WEIGHTS, BLOCKS
 
-BLOCK_WEIGHTS: Final = 32
 # Largest scale.
 LARGEST_FLOAT16: Final = np.float32(np.finfo(np.float16).max)
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.native.checkpoint import Checkpoint
-from pagedserve.native.stored import STORAGES, StoredTensor
+from pagedserve.native.stored import BLOCK_WEIGHTS, STORAGES, StoredTensor
 from pagedserve.native.tensor_names import shapes_of
 from pagedserve.quantize import TargetName
-from pagedserve.quantize.blocks import BLOCK_WEIGHTS, LARGEST_FLOAT16, q4_1, q8_0
+from pagedserve.quantize.blocks import LARGEST_FLOAT16, q4_1, q8_0
 
 
 @dataclass(frozen=True, slots=True)
