@@ -93,26 +93,27 @@ class MessageItem(_Item):
     status: _Status | None = None
 
 
-class FunctionCallItem(_Item):
+class _CallItem(_Item):
+    """Earlier call of a tool."""
+
+    id: _Id | None = None
+    call_id: _Id
+    name: _Id
+    status: _Status | None = None
+
+
+class FunctionCallItem(_CallItem):
     """Earlier call of a function."""
 
-    id: _Id | None = None
     type: Literal["function_call"]
-    call_id: _Id
-    name: _Id
     arguments: str
-    status: _Status | None = None
 
 
-class CustomCallItem(_Item):
+class CustomCallItem(_CallItem):
     """Earlier call of a custom tool."""
 
-    id: _Id | None = None
     type: Literal["custom_tool_call"]
-    call_id: _Id
-    name: _Id
     input: str
-    status: _Status | None = None
 
 
 class CallOutputItem(_Item):
