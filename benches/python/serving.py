@@ -10,25 +10,19 @@ conversations are greedy, of some 64 tokens, with answers of a forced length.  T
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from measuring import Clock, report, report_table
-
-from pagedserve.models.load.convert import converted_directory
-from pagedserve.models.load.sources import resolve_model
+from servers import KV_CACHE_BYTES, PAGEDSERVE, free_port, running, server_command
 
 Row = dict[str, Any]
 
@@ -38,9 +32,6 @@ TASK = (
     "words. Let it have two people in it who have known each other for a long time, and let them "
     "disagree about something small."
 )
-START_SECONDS = 600
-KV_CACHE_BYTES = 4 << 30
-PAGEDSERVE = "import sys; from pagedserve.cli import main; sys.exit(main())"
 
 
 def conversations(number: int) -> list[list[dict[str, str]]]:
@@ -125,45 +116,6 @@ def server_rows(options: argparse.Namespace, command: Sequence[str], port: int) 
             }
 
 
-@contextmanager
-def running(command: Sequence[str], port: int) -> Iterator[None]:
-    """A server from its first healthy answer until its end."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_BYTES >> 30)}
-    environment |= {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    environment |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while not is_healthy(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise SystemExit(log.read().decode()[-3000:])
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def is_healthy(port: int) -> bool:
-    """Whether a server at this port takes requests."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)  # noqa: PLR2004  # of HTTP
-    except OSError:
-        return False
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def rows_of(program: str, options: argparse.Namespace) -> list[Row]:
     """One round of a program, without its first run, which warms it up."""
     port = free_port()
@@ -173,16 +125,10 @@ def rows_of(program: str, options: argparse.Namespace) -> list[Row]:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         return [json.loads(line) for line in done.stdout.splitlines()][1:]
-    listen = ["--port", str(port), "--dtype", "float32", "--max-num-seqs", str(options.concurrency)]
-    listen += ["--no-enable-prefix-caching"]  # the same conversations come again
-    if program == "pagedserve":
-        command = [sys.executable, "-c", PAGEDSERVE, "serve", options.model, *listen]
-        command += ["--kv-cache-memory", str(KV_CACHE_BYTES)]
-    else:
-        source = resolve_model(options.model)
-        weights = converted_directory(source.path) if source.is_gguf else source.path
-        command = [str(options.vllm_python), "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(weights), "--max-model-len", "2048", *listen]
+    vllm_python = options.vllm_python if program == "vllm" else None
+    command = server_command(options.model, port, vllm_python)
+    command += ["--max-num-seqs", str(options.concurrency)]
+    command += ["--no-enable-prefix-caching"]  # the same conversations come again
     return list(server_rows(options, command, port))[1:]
 
 
