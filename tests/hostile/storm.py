@@ -4,11 +4,14 @@ Each request is made from the seed and its number alone, so that one can be sent
 """
 
 import asyncio
+import os
 import re
+import threading
 import time
 import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +36,8 @@ _GAUGES: Final = r"^vllm:(num_requests_\w+|gpu_cache_usage_perc)\{[^}]*\} (\S+)$
 # Seconds after which what is still in use counts as lost.
 _PATIENCE: Final = 60.0
 _MAX_FAULTS: Final = 50
+# Of the attackers, whose work on bodies shall not take the server's processors.
+_NICENESS: Final = 19
 
 
 @dataclass(slots=True)
@@ -221,14 +226,14 @@ def _attack(
     time.sleep(quiet_seconds)
     alone = victims.stop()
     num_warm = len(numbers) // 10
-    asyncio.run(storm.send(numbers[:num_warm], on_sent))
+    _send(storm, numbers[:num_warm], on_sent)
     if not storm.is_alive():
         faults = [*_death(storm, process), *storm.faults]
         return Report(storm, alone, Findings(), (0, 0), 0.0, 0, faults)
     faults = wait_until_settled(process.url, settle_seconds)
     warm = resident_bytes(process.process.pid)
     victims, began = Victims(storm.target.port), time.monotonic()
-    asyncio.run(storm.send(numbers[num_warm:], on_sent))
+    _send(storm, numbers[num_warm:], on_sent)
     seconds = time.monotonic() - began
     beside = victims.stop()
     memory = (warm, 0)
@@ -237,6 +242,17 @@ def _attack(
         memory = (warm, resident_bytes(process.process.pid))
     faults += [*_death(storm, process), *judge(alone, beside), *storm.faults]
     return Report(storm, alone, beside, memory, seconds, len(numbers) - num_warm, faults)
+
+
+def _send(storm: Storm, numbers: Sequence[int], on_sent: Callable[[], object]) -> None:
+    """Send requests from a thread that gives way, as clients on other machines would."""
+
+    def send() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        asyncio.run(storm.send(numbers, on_sent))
+
+    with ThreadPoolExecutor(1) as attackers:
+        attackers.submit(send).result()
 
 
 def _death(storm: Storm, process: Process) -> list[str]:
