@@ -1,12 +1,13 @@
 """A run of ``pagedserve run-batch``: the engine, and the lines of one file."""
 
-import asyncio
 import dataclasses
 import gc
 import sys
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Final
+
+import uvloop
 
 from pagedserve.batch_files.progress import Progress
 from pagedserve.config import EngineArgs
@@ -67,7 +68,7 @@ def run_batch(
         capacity = Capacity(_SEQS_PER_SLOT * client.max_num_seqs)
         batch = BatchRun(context, output, capacity, advance=progress.advance)
         try:
-            asyncio.run(_run(context, batch, source, client.max_num_seqs))
+            uvloop.run(_run(context, batch, source, client.max_num_seqs))
             return progress.rate()
         finally:
             client.shutdown()
