@@ -11,7 +11,7 @@ from collections import deque
 class Turns:
     """Gives one turn in each pass of the event loop, in the order of arrival.
 
-    Costs: one callback a turn; a turn that nobody else has taken is given at once.
+    Costs: one callback a turn; the first turn of a pass is given at once.
     """
 
     __slots__ = ("_is_taken", "_waiting")
