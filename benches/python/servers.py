@@ -63,7 +63,7 @@ def is_healthy(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port of this machine that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
