@@ -234,6 +234,20 @@ impl Dots for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> int8x16x4_t {
+        unsafe {
+            let (down, mask) = (vdupq_n_s8(if from_bit == 0 { 0 } else { -4 }), vdupq_n_s8(15));
+            // Shifted as bytes without a sign.
+            let nibbles = |weights| {
+                let weights = vshlq_u8(vreinterpretq_u8_s8(weights), down);
+                vandq_s8(vreinterpretq_s8_u8(weights), mask)
+            };
+            let int8x16x4_t(a, b, c, d) = Self::load_quads(from);
+            int8x16x4_t(nibbles(a), nibbles(b), nibbles(c), nibbles(d))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_signed(from: *const u8) -> int8x16x4_t {
         unsafe { Self::load_quads(from) }
     }

@@ -161,6 +161,12 @@ impl Dots for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Quads {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_quads(from) }.map(|four| four.map(|byte| byte >> from_bit & 15))
+    }
+
+    #[inline(always)]
     unsafe fn load_signed(from: *const u8) -> Quads {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<Quads>().read() }

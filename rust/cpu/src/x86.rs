@@ -395,6 +395,16 @@ impl Dots for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Self::Quads {
+        unsafe {
+            let (down, mask) = (_mm_cvtsi32_si128(from_bit), _mm256_set1_epi8(15));
+            let nibbles = |weights| _mm256_and_si256(_mm256_srl_epi16(weights, down), mask);
+            let (first, second) = Self::load_quads(from);
+            (nibbles(first), nibbles(second))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_signed(from: *const u8) -> Self::Signed {
         unsafe {
             let weights = Self::load_quads(from);
@@ -479,6 +489,14 @@ impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
     #[inline(always)]
     unsafe fn load_quads(from: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> __m512i {
+        unsafe {
+            let weights = _mm512_srl_epi16(Self::load_quads(from), _mm_cvtsi32_si128(from_bit));
+            _mm512_and_si512(weights, _mm512_set1_epi8(15))
+        }
     }
 
     #[inline(always)]

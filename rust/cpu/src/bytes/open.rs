@@ -14,7 +14,7 @@ const GROUP_QUADS: usize = GROUP / 4 * QUADS;
 /// Inputs of a panel as a kernel takes them.
 #[repr(C, align(64))]
 pub(crate) struct Opened {
-    /// `[inputs / 4][64][4]`; of no meaning where the panel holds them.
+    /// `[inputs / 4][64][4]`; of no meaning where a kernel takes them from the panel.
     quads: [u8; OPENED / 4 * QUADS],
     /// `[groups][64]`.
     scales: [f32; OPENED / 16 * PANEL_FEATURES],
@@ -25,9 +25,9 @@ pub(crate) struct Opened {
 /// Where a kernel finds opened inputs.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups {
-    /// The first quads.
+    /// The first quads, or the panel's blocks.
     pub(crate) quads: *const u8,
-    /// Bytes from the quads of 32 inputs to those of the next.
+    /// Bytes from the quads of 32 inputs to those of the next, or a block's bytes for 32 inputs.
     pub(crate) stride: usize,
     /// `[groups][64]`.
     pub(crate) scales: *const f32,
@@ -36,7 +36,8 @@ pub(crate) struct Groups {
 }
 
 impl Opened {
-    /// Opens `num` inputs of a panel, whose blocks begin at `from`.
+    /// Opens `num` inputs of a panel, whose blocks begin at `from`; numbers alone if a kernel takes
+    /// the weights from the panel.
     ///
     /// # Safety
     /// The CPU has the instructions; the blocks exist, at most `OPENED` inputs of them.
@@ -46,6 +47,7 @@ impl Opened {
         format: Format,
         from: *const u8,
         num: usize,
+        is_closed: bool,
     ) -> Groups {
         let size = PANEL_FEATURES * format.block().num_bytes();
         let quads = self.quads.as_mut_ptr();
@@ -53,6 +55,9 @@ impl Opened {
         // SAFETY: the caller's promise; there is room for the inputs.
         unsafe {
             match format {
+                Format::Q4K if is_closed => {
+                    open_six_bits::<I>(from.add(32 * QUADS), scales, minima);
+                }
                 Format::Q4K => open_q4_k::<I>(from, quads, scales, minima, false),
                 Format::Q5K => open_q4_k::<I>(from, quads, scales, minima, true),
                 Format::Q6K => open_q6_k::<I>(from, quads, scales, minima),
@@ -63,25 +68,40 @@ impl Opened {
                         let numbers = group * PANEL_FEATURES;
                         let (scales, minima) =
                             (scales.wrapping_add(numbers), minima.wrapping_add(numbers));
-                        open_small::<I>(format, from, quads, scales, minima);
+                        if !is_closed {
+                            open_whole(format, from, quads);
+                        }
+                        open_numbers::<I>(format, from, scales, minima);
                     }
                 }
             }
         }
-        let (quads, stride) = match format {
-            Format::Q8_0 => (from, size),
-            _ => (quads.cast_const(), GROUP_QUADS),
+        let (quads, stride) = if is_closed {
+            (from, format.panel_bytes(OPENED) / (OPENED / GROUP))
+        } else {
+            (quads.cast_const(), GROUP_QUADS)
         };
         Groups { quads, stride, scales, minima }
     }
 }
 
-/// Opens a block of 32 inputs.
+/// Opens the whole numbers of a block of 32 inputs.
 #[inline(always)]
-unsafe fn open_small<I: Vectors>(
+unsafe fn open_whole(format: Format, from: *const u8, quads: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        open_nibbles(from, 4, quads, quads.wrapping_add(4 * QUADS));
+        if matches!(format, Format::Q5_0 | Format::Q5_1) {
+            add_fifth_bits(from.add(4 * QUADS), quads);
+        }
+    }
+}
+
+/// Opens the scale and the minimum of a block of 32 inputs.
+#[inline(always)]
+unsafe fn open_numbers<I: Vectors>(
     format: Format,
     from: *const u8,
-    quads: *mut u8,
     scales: *mut f32,
     minima: *mut f32,
 ) {
@@ -89,27 +109,11 @@ unsafe fn open_small<I: Vectors>(
     unsafe {
         let halves = from.add(format.block().num_words() * QUADS);
         widen::<I>(halves, scales, 1.0);
-        let high = quads.wrapping_add(4 * QUADS);
         match format {
-            Format::Q4_0 => {
-                open_nibbles(from, 4, quads, high);
-                widen::<I>(halves, minima, -8.0);
-            }
-            Format::Q4_1 => {
-                open_nibbles(from, 4, quads, high);
-                widen::<I>(halves.add(HALVES), minima, 1.0);
-            }
-            Format::Q5_0 => {
-                open_nibbles(from, 4, quads, high);
-                add_fifth_bits(from.add(4 * QUADS), quads);
-                widen::<I>(halves, minima, -16.0);
-            }
-            Format::Q5_1 => {
-                open_nibbles(from, 4, quads, high);
-                add_fifth_bits(from.add(4 * QUADS), quads);
-                widen::<I>(halves.add(HALVES), minima, 1.0);
-            }
-            _ => {} // the panel holds bytes
+            Format::Q4_0 => widen::<I>(halves, minima, -8.0),
+            Format::Q5_0 => widen::<I>(halves, minima, -16.0),
+            Format::Q4_1 | Format::Q5_1 => widen::<I>(halves.add(HALVES), minima, 1.0),
+            _ => {} // signed
         }
     }
 }
@@ -153,7 +157,8 @@ unsafe fn open_six_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: 
     unsafe {
         let mut packed = [[0_u32; PANEL_FEATURES]; 4];
         for feature in 0..PANEL_FEATURES {
-            let [a, b, c] = [0, 1, 2].map(|word| word_of(words, word, feature));
+            let a = word_of(words, 0, feature);
+            let (b, c) = (word_of(words, 1, feature), word_of(words, 2, feature));
             packed[0][feature] = a & SIX;
             packed[1][feature] = c & LOW | a >> 2 & !LOW & SIX;
             packed[2][feature] = b & SIX;

@@ -51,6 +51,8 @@ impl ByteRows {
 const FEW_NUMBERS: usize = 16_384;
 /// The largest whole number; -128 has no positive counterpart.
 const LARGEST: f32 = 127.0;
+/// Added to a number below 2^22 it leaves the nearest whole one, ties to even, in the lowest bits.
+const ROUNDER: f32 = 12_582_912.0;
 
 /// Quantises rows; a few numbers are not worth a second thread.
 ///
@@ -166,17 +168,17 @@ unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
 /// Writes 16 bytes; returns their sum.
 #[inline(always)]
 unsafe fn quantise<I: Vectors, E: Element>(from: *const E, scale: f32, to: *mut i8) -> i32 {
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    // Bounded, so that 0 stays 0 where the scale is almost 0.
+    let inverse = if scale > 0.0 { (1.0 / scale).min(f32::MAX) } else { 0.0 };
     // SAFETY: the caller's promise.
     let numbers = unsafe { load::<I, E>(from) };
     let (mut total, mut bytes) = (0_i32, [0_i8; PANEL]);
     for lane in 0..PANEL {
-        let whole = (numbers[lane] * inverse).round_ties_even().clamp(-LARGEST, LARGEST);
-        #[expect(clippy::cast_possible_truncation, reason = "at most 127, or NaN")]
-        let whole = whole as i32;
-        total = total.wrapping_add(whole);
-        #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
+        let rounded = (numbers[lane] * inverse).clamp(-LARGEST, LARGEST) + ROUNDER;
+        let whole = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
+        #[expect(clippy::cast_possible_truncation, reason = "at most 127, or of a group with NaN")]
         let byte = whole as i8;
+        total += i32::from(byte);
         bytes[lane] = byte;
     }
     // SAFETY: the caller's promise.

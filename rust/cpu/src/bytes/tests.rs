@@ -265,9 +265,10 @@ fn a_number_that_is_not_finite_spoils_its_row_alone() {
     for format in Format::ALL {
         let mut random = Random(19);
         let layer = Layer::new(format, 256, 64, || random.byte());
-        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for (odd, num) in odd.into_iter().flat_map(|odd| [(odd, 1), (odd, 250)]) {
             let mut rows = random_rows(3, 256, 10);
-            rows[256 + 5] = odd;
+            rows[256 + 5..][..num].fill(odd);
             for set in sets() {
                 let found = layer.product(DType::Float32, &rows, set, &Sequential);
                 assert!(found[64..128].iter().all(|number| !number.is_finite()));
