@@ -15,7 +15,7 @@ from pagedserve._core.cpu import DecoderLayer, PackedWeights, rms_norm
 from pagedserve.executor.numpy_buffers import StepArrays
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapter_groups import AdapterGroups
-from pagedserve.models.rotary import Rope, half_angles
+from pagedserve.models.rotary import half_angles
 from pagedserve.native.config import DecoderConfig
 from pagedserve.native.numbers import ComputeDtype, empty, narrow, rounded, widen
 from pagedserve.native.pools import LayerPool
@@ -128,8 +128,11 @@ class NativeModel:
         self.weight_bytes = weight_bytes
         self.embedding = Embedding(embedding, config, dtype)
         self.layers, self.head, self._norm = layers, head, norm
-        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-        self._frequencies = {rope: rope.frequencies(config.head_size) for rope in ropes}
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        self._frequencies = [
+            None if rope is None else rope.frequencies(config.head_size) for rope in ropes
+        ]
+        self._ropes = [ropes.index(layer.rope) for layer in config.layers]
 
     def outputs(
         self, step: StepArrays, pools: Sequence[LayerPool], index: NDArray[np.int32]
@@ -149,23 +152,28 @@ class NativeModel:
         address, size = hidden.ctypes.data, self.config.head_size
         rotations = self._rotations(step.positions)
         # Without rotation no angle is read.
-        angles: dict[Rope | None, tuple[int, int, int]] = {None: (address, address, 0)}
-        for rope, (cosines, sines) in rotations.items():
-            angles[rope] = (cosines.ctypes.data, sines.ctypes.data, size)
-        for layer, config, pool in zip(self.layers, self.config.layers, pools, strict=True):
-            blocks = step.of_group(pool.group)
+        angles = [
+            (found[0].ctypes.data, found[1].ctypes.data, size) if found else (address, address, 0)
+            for found in rotations
+        ]
+        groups = [step.of_group(number) for number in range(len(step.groups) + 1)]
+        tables = [group.block_tables.reshape(-1) for group in groups]
+        arrays = None if adapters is None else adapters.arrays
+        for layer, config, rope, pool in zip(
+            self.layers, self.config.layers, self._ropes, pools, strict=True
+        ):
             layer.decoder.forward(
                 address,
-                *angles[config.rope],
+                *angles[rope],
                 pool.address,
                 pool.num_blocks,
                 pool.block_size,
-                blocks.block_tables.reshape(-1),
+                tables[pool.group],
                 step.query_start,
                 step.seq_lens,
-                blocks.slot_mapping,
+                groups[pool.group].slot_mapping,
                 config.window,
-                adapters=None if adapters is None else adapters.arrays,
+                adapters=arrays,
                 cache_dtype=pool.cache_dtype,
                 num_threads=self.num_threads,
             )
@@ -174,17 +182,22 @@ class NativeModel:
             return widen(states, self.dtype)
         return self._logits(states, self.head, of_samples)
 
-    def _rotations(self, positions: NDArray[np.int64]) -> dict[Rope, list[NDArray[np.generic]]]:
-        """Cosines and sines of positions ``[T]`` in the model's dtype, ``[T, head_size]`` each."""
+    def _rotations(self, positions: NDArray[np.int64]) -> list[list[NDArray[np.generic]] | None]:
+        """Cosines and sines of positions ``[T]`` with each rope, None for no rotation.
+
+        Both are ``[T, head_size]`` in the model's dtype.
+        """
 
         def doubled(half: NDArray[np.float32]) -> NDArray[np.generic]:
             rounded_half = narrow(half, self.dtype)
             return np.concatenate((rounded_half, rounded_half), axis=1)
 
-        return {
-            rope: [doubled(half) for half in half_angles(frequencies, positions)]
-            for rope, frequencies in self._frequencies.items()
-        }
+        return [
+            None
+            if frequencies is None
+            else [doubled(half) for half in half_angles(frequencies, positions)]
+            for frequencies in self._frequencies
+        ]
 
     def _normalized(self, hidden: NDArray[np.generic]) -> NDArray[np.generic]:
         """Apply the last norm to hidden states ``[N, F]``, in place."""

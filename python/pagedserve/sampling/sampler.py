@@ -223,7 +223,8 @@ class _Collector:
 
     def finish(self, logits: Array) -> SampledRows:
         """Compute requested log-probabilities."""
-        self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
+        if self.errors:
+            self._tokens[np.isin(self._row_of_draw, list(self.errors))] = 0
         logprobs = sampled_logprobs(
             logits,
             self._rows,
