@@ -149,6 +149,20 @@ def test_rows_are_the_same_in_any_chunks_and_on_any_threads(
         assert np.array_equal(found[0], other)
 
 
+def test_blocks_that_could_be_computed_as_stored_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_1, storages={"down": Type.F16})
+    with caplog.at_level(logging.INFO):
+        load_native(EngineArgs(str(path), backend="native"))
+    assert "converted to float32 from blocks of Q4_1; with quantization 'gguf'" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        load_native(EngineArgs(str(directory), backend="native"))
+    assert "blocks" not in caplog.text
+
+
 def test_what_is_not_computed_as_stored_is_converted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

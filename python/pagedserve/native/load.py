@@ -240,7 +240,7 @@ def _pack(
         planned_head = packer.plan(Part(names.head), quantization=quantization)
     packing = _LayerPacking(packer, config, quantization)
     layers = [packing.plan(layer) for layer in range(len(config.layers))]
-    packer.log_converted()
+    packer.log_converted(quantization)
     weight_bytes = packer.pack()
     embedding = packer.weights(planned_embedding)
     head = packer.weights(planned_head) if has_own_head else embedding

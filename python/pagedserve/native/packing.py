@@ -178,18 +178,29 @@ class Packer:
             sections=linear.sections,
         )
 
-    def log_converted(self) -> None:
-        """Log how many matrices become floats despite the option, if there are any."""
+    def log_converted(self, quantization: Quantization | None) -> None:
+        """Log how many matrices become floats despite the option, or because it was not given."""
+        tensors = [tensor for linear in self._planned for tensor in linear.tensors]
+        blocks = [tensor.storage for tensor in tensors if tensor.storage in BLOCK_FORMATS]
         if self._converted:
             logger.info(
                 "%d of %d matrices are converted to %s, as they are of no format that is computed "
                 "as stored, beside one of another format, or of rows of no whole blocks: %r of "
                 "type %s is the first",
                 len(self._converted),
-                sum(len(linear.tensors) for linear in self._planned),
+                len(tensors),
                 self.dtype,
                 self._converted[0].name,
                 self._converted[0].storage,
+            )
+        elif blocks and quantization is None:
+            logger.info(
+                "%d of %d matrices are converted to %s from blocks of %s; with quantization "
+                "'gguf' they stay as stored, in less memory, and one stream is faster",
+                len(blocks),
+                len(tensors),
+                self.dtype,
+                ", ".join(sorted(set(blocks))),
             )
 
 
