@@ -157,6 +157,7 @@ unsafe fn open_six_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: 
     unsafe {
         let mut packed = [[0_u32; PANEL_FEATURES]; 4];
         for feature in 0..PANEL_FEATURES {
+            // `map` of an array would not be inlined, as it does not have the instructions.
             let a = word_of(words, 0, feature);
             let (b, c) = (word_of(words, 1, feature), word_of(words, 2, feature));
             packed[0][feature] = a & SIX;
