@@ -7,6 +7,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from anthropic.types import ModelInfo
 
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import TEMPLATE, Serve, Served
@@ -109,6 +110,15 @@ def test_a_message_is_that_of_the_chat(
     counted = {name: fields[name] for name in fields.keys() & {"messages", "system", "thinking"}}
     count = client.messages.count_tokens(**{"model": "formula", "messages": HELLO} | counted)
     assert count.input_tokens == prompt_tokens
+
+
+def test_models_are_listed(server: Served, client: anthropic.Anthropic) -> None:
+    (listed,) = client.models.list()
+    (card,) = server.http.get("/v1/models").json()["data"]
+    ModelInfo.model_validate(card)
+    for model in (listed, client.models.retrieve("formula")):
+        assert (model.id, model.display_name, model.type) == ("formula", "formula", "model")
+        assert model.created_at.timestamp() == card["created"]
 
 
 def test_helpers_of_streams(client: anthropic.Anthropic) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Final, TypeAlias
@@ -148,7 +149,8 @@ def _add_completions(app: FastAPI, context: Context) -> None:
         """List the model under all its names, and its adapters."""
         await context.check_ready()
         names = [*context.names, *context.adapters.names]
-        return {"object": "list", "data": [_card(context, name) for name in names]}
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return {"object": "list", "data": [_card(context, name) for name in names], **pages}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -208,6 +210,7 @@ def _add_speech(app: FastAPI, context: Context) -> None:
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:
+    """A model as OpenAI's and Anthropic's clients read it."""
     adapter = context.adapters.get(name)
     base = context.names[0]
     return {
@@ -219,6 +222,10 @@ def _card(context: Context, name: str) -> dict[str, Any]:
         "parent": None if adapter is None else adapter.base_model_name or base,
         "max_model_len": context.text.max_model_len,
         "permission": [],
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.created, UTC),
+        "lifecycle": "active",
     }
 
 
