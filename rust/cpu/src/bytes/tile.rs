@@ -283,6 +283,7 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
     let panel = weights.values.as_ptr().wrapping_add(bytes.start);
+    let is_closed = format.is_multiplied_closed(rows.num);
     let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
     unsafe {
@@ -293,7 +294,6 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
         for first in (0..in_features).step_by(OPENED) {
             let num = OPENED.min(in_features - first);
             let from = panel.wrapping_add(format.panel_bytes(first));
-            let is_closed = format.is_multiplied_closed(rows.num);
             let groups = opened.fill::<I>(format, from, num, is_closed);
             let inputs = (first, num);
             match format {
