@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Decoder",
     "DecoderLayer",
     "PackedWeights",
     "RankExchange",
@@ -258,6 +259,60 @@ class DecoderLayer:
 
         Raises:
             ``StepError``: Arguments that do not fit each other; nothing was read or written.
+        """
+
+@final
+class Decoder:
+    """Decoder layers that run one after another.
+
+    Args:
+        layers: For each layer: the layer, its window (a query attends only to keys with position >
+            query position - window), and the index of its rotation.
+
+    Raises:
+        ``StepError``: Layers with hidden states of different sizes or types.
+    """
+
+    def __new__(
+        cls,
+        layers: Sequence[tuple[DecoderLayer, int | None, int]],  # layer, window, its rotation
+    ) -> Decoder: ...
+    def forward(
+        self,
+        hidden: int,  # address of [T, F], changed in place
+        # Of each rotation: addresses of cosines and sines [T, rotary_size], rotary_size.
+        rotations: Sequence[tuple[int, int, int]],
+        # Of each layer: address, blocks and tokens of a block of its pool, its KV group.
+        pools: Sequence[tuple[int, int, int, int]],
+        # Of each KV group: block tables [R * B] and slots [T].
+        groups: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]],
+        query_start: NDArray[np.int32],  # [R + 1]
+        seq_lens: NDArray[np.int32],  # [R]
+        *,
+        adapters: _AdapterRows | None = None,  # of the tokens
+        cache_dtype: Literal["auto", "int8"] = "auto",
+        num_threads: int = 1,
+        instructions: _InstructionSet | None = None,
+    ) -> None:
+        """Compute all layers for a step of R rows and T tokens.
+
+        Args:
+            hidden: Address of ``[T, F]``, contiguous, changed in place.
+            rotations: Addresses of cosines and sines ``[T, rotary_size]``, contiguous, and
+                ``rotary_size``, the elements of a head that are rotated.
+            pools: For each layer: address of its KV blocks, in the layout of `paged_attention`,
+                number of blocks, tokens per block, index of its KV group.
+            groups: For each KV group: block tables, int32 ``[R * B]``, and slots of keys and
+                values, int64 ``[T]``.
+            query_start: Row boundaries in T, int32 ``[R + 1]``.
+            seq_lens: Number of keys of each row, int32 ``[R]``.
+            adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
+            cache_dtype: Storage type of keys and values in the pools, as of `paged_attention`.
+            num_threads: Number of threads, the caller's included.
+            instructions: Instruction set; None for the one in use.
+
+        Raises:
+            ``StepError``: Arguments that do not fit each other; the layers before were computed.
         """
 
 def copy_blocks(

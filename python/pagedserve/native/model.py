@@ -1,8 +1,8 @@
-"""``NativeModel``: a decoder over paged keys and values, every layer of it a call of Rust.
+"""``NativeModel``: a decoder over paged keys and values, all layers of it one call of Rust.
 
 Owns the packed weights.  A step's arrays come from `NumpyBuffers`; hidden states live for one step.
 
-Costs: per layer one call; norm and head run on the rows that need outputs only.
+Costs: one call for all layers; norm and head run on the rows that need outputs only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve._core.cpu import DecoderLayer, PackedWeights, rms_norm
+from pagedserve._core.cpu import Decoder, DecoderLayer, PackedWeights, rms_norm
 from pagedserve.executor.numpy_buffers import StepArrays
 from pagedserve.lora.weights import LoraWeights
 from pagedserve.models.adapter_groups import AdapterGroups
@@ -132,7 +132,12 @@ class NativeModel:
         self._frequencies = [
             None if rope is None else rope.frequencies(config.head_size) for rope in ropes
         ]
-        self._ropes = [ropes.index(layer.rope) for layer in config.layers]
+        self._decoder = Decoder(
+            [
+                (layer.decoder, of_layer.window, ropes.index(of_layer.rope))
+                for layer, of_layer in zip(layers, config.layers, strict=True)
+            ]
+        )
 
     def outputs(
         self, step: StepArrays, pools: Sequence[LayerPool], index: NDArray[np.int32]
@@ -151,32 +156,24 @@ class NativeModel:
         hidden = self.embedding.states(step.token_ids, adapters, self.num_threads)
         address, size = hidden.ctypes.data, self.config.head_size
         rotations = self._rotations(step.positions)
-        # Without rotation no angle is read.
-        angles = [
-            (found[0].ctypes.data, found[1].ctypes.data, size) if found else (address, address, 0)
-            for found in rotations
-        ]
         groups = [step.of_group(number) for number in range(len(step.groups) + 1)]
-        tables = [group.block_tables.reshape(-1) for group in groups]
-        arrays = None if adapters is None else adapters.arrays
-        for layer, config, rope, pool in zip(
-            self.layers, self.config.layers, self._ropes, pools, strict=True
-        ):
-            layer.decoder.forward(
-                address,
-                *angles[rope],
-                pool.address,
-                pool.num_blocks,
-                pool.block_size,
-                tables[pool.group],
-                step.query_start,
-                step.seq_lens,
-                groups[pool.group].slot_mapping,
-                config.window,
-                adapters=arrays,
-                cache_dtype=pool.cache_dtype,
-                num_threads=self.num_threads,
-            )
+        self._decoder.forward(
+            address,
+            # Without rotation no angle is read.
+            [
+                (found[0].ctypes.data, found[1].ctypes.data, size)
+                if found
+                else (address, address, 0)
+                for found in rotations
+            ],
+            [(pool.address, pool.num_blocks, pool.block_size, pool.group) for pool in pools],
+            [(group.block_tables.reshape(-1), group.slot_mapping) for group in groups],
+            step.query_start,
+            step.seq_lens,
+            adapters=None if adapters is None else adapters.arrays,
+            cache_dtype=pools[0].cache_dtype,
+            num_threads=self.num_threads,
+        )
         states = self._normalized(hidden[index])
         if self.head is None:
             return widen(states, self.dtype)

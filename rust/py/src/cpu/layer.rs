@@ -1,10 +1,10 @@
-//! Norms and whole decoder layers over the memory of torch tensors.
+//! Norms and whole decoder layers over the memory of tensors.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use pagedserve_core::error::Error;
-use pagedserve_cpu::attention::Options;
+use pagedserve_cpu::attention::{CacheDType, Options, Rows};
 use pagedserve_cpu::layer::{Layer, LayerAdapters, LayerMemory, Part, forward};
-use pagedserve_cpu::{DType, Norm};
+use pagedserve_cpu::{DType, Execution, Norm};
 use pyo3::prelude::*;
 
 use crate::arrays::{numbers, readonly};
@@ -93,16 +93,88 @@ impl DecoderLayer {
         })
     }
 
-    /// Adapters of the four projections.
-    fn held<'py>(
-        &self,
-        py: Python<'py>,
-        rows: Option<&'py AdapterRows<'py>>,
+    /// Borrows what a step of ``num_tokens`` tokens reads besides its memory.
+    pub(crate) fn prepare<'a>(
+        &'a self,
+        py: Python<'a>,
+        window: Option<usize>,
+        adapters: Option<&'a AdapterRows<'a>>,
         num_tokens: usize,
-    ) -> PyResult<[Vec<Held<'py>>; 4]> {
+    ) -> PyResult<PreparedLayer<'a>> {
         let [qkv, output, gate_up, down] = [&self.qkv, &self.output, &self.gate_up, &self.down]
-            .map(|weights| weights.get().adapters().held(py, rows, num_tokens));
-        Ok([qkv?, output?, gate_up?, down?])
+            .map(|weights| weights.get().adapters().held(py, adapters, num_tokens));
+        let options = Options {
+            scale: self.scale,
+            window,
+            softcap: self.softcap,
+            sinks: None,
+            alibi: None,
+            position_bias: None,
+            causal: true,
+        };
+        let held = [qkv?, output?, gate_up?, down?];
+        Ok(PreparedLayer { layer: self.layer(py)?, options, held })
+    }
+
+    /// Type and features of hidden states.
+    pub(crate) fn hidden(&self) -> (DType, usize) {
+        (self.dtype, self.attention_norm.len())
+    }
+}
+
+/// Memory of a layer: hidden states; cosines, sines and `rotary_size`; address, blocks and block
+/// size of the pool.
+pub(crate) fn layer_memory(
+    hidden: usize,
+    (cosines, sines, rotary_size): (usize, usize, i64),
+    (pool, num_blocks, block_size): (usize, i64, i64),
+    cache_dtype: CacheDType,
+) -> PyResult<LayerMemory> {
+    Ok(LayerMemory {
+        hidden: std::ptr::with_exposed_provenance_mut(hidden),
+        cosines: std::ptr::with_exposed_provenance(cosines),
+        sines: std::ptr::with_exposed_provenance(sines),
+        rotary_size: size("rotary_size", rotary_size)?,
+        pool: std::ptr::with_exposed_provenance_mut(pool),
+        cache_dtype,
+        num_blocks: size("num_blocks", num_blocks)?,
+        block_size: size("block_size", block_size)?,
+    })
+}
+
+/// Layer of a step: its weights, and the adapters of its four products.
+pub(crate) struct PreparedLayer<'a> {
+    layer: Layer<'a>,
+    options: Options<'a>,
+    held: [Vec<Held<'a>>; 4],
+}
+
+impl PreparedLayer<'_> {
+    /// Cost over this number of keys.
+    pub(crate) fn work(&self, num_keys: usize) -> Work {
+        let Layer { qkv, output, gate_up, down, num_kv_heads, head_size, .. } = self.layer;
+        let weights =
+            [qkv, output, gate_up, down].map(|weights| weights.in_features * weights.out_features);
+        let keys = Work::numbers(&[num_keys, num_kv_heads, 2 * head_size]);
+        Work::numbers(&[weights.iter().sum()]).and(keys)
+    }
+
+    /// Computes the layer; see [`forward`].
+    ///
+    /// # Safety
+    /// As of [`forward`].
+    pub(crate) unsafe fn run(
+        &self,
+        part: Part,
+        memory: &LayerMemory,
+        rows: &Rows<'_>,
+        execution: &Execution<'_>,
+    ) -> pagedserve_cpu::Result<()> {
+        let [qkv, output, gate_up, down] =
+            self.held.each_ref().map(|held| held.iter().map(Held::group).collect::<Vec<_>>());
+        let adapters = LayerAdapters { qkv: &qkv, output: &output, gate_up: &gate_up, down: &down };
+        // SAFETY: the caller's promise.
+        unsafe { forward(&self.layer, part, memory, rows, &self.options, &adapters, execution) }
     }
 }
 
@@ -216,16 +288,12 @@ impl DecoderLayer {
         num_threads: i64,
         instructions: Option<&str>,
     ) -> PyResult<()> {
-        let memory = LayerMemory {
-            hidden: std::ptr::with_exposed_provenance_mut(hidden),
-            cosines: std::ptr::with_exposed_provenance(cosines),
-            sines: std::ptr::with_exposed_provenance(sines),
-            rotary_size: size("rotary_size", rotary_size)?,
-            pool: std::ptr::with_exposed_provenance_mut(pool),
-            cache_dtype: cache_dtype_of("cache_dtype", cache_dtype)?,
-            num_blocks: size("num_blocks", num_blocks)?,
-            block_size: size("block_size", block_size)?,
-        };
+        let memory = layer_memory(
+            hidden,
+            (cosines, sines, rotary_size),
+            (pool, num_blocks, block_size),
+            cache_dtype_of("cache_dtype", cache_dtype)?,
+        )?;
         let sums = std::ptr::with_exposed_provenance_mut(sums);
         let part = match part {
             None => Part::Whole,
@@ -237,30 +305,14 @@ impl DecoderLayer {
         };
         let arrays = RowArrays::new(block_tables, query_start, seq_lens, slot_mapping)?;
         let rows = arrays.rows()?;
-        let options = Options {
-            scale: self.scale,
-            window: window.map(|window| size("window", window)).transpose()?,
-            softcap: self.softcap,
-            sinks: None,
-            alibi: None,
-            position_bias: None,
-            causal: true,
-        };
-        let layer = self.layer(py)?;
         let adapters = adapters.as_ref().map(AdapterRows::new).transpose()?;
-        let held = self.held(py, adapters.as_ref(), rows.slot_mapping.len())?;
-        let [qkv, output, gate_up, down] =
-            held.each_ref().map(|held| held.iter().map(Held::group).collect::<Vec<_>>());
-        let products = [layer.qkv, layer.output, layer.gate_up, layer.down];
-        let weights = products.map(|weights| weights.in_features * weights.out_features);
-        let keys = Work::numbers(&[arrays.num_keys()?, self.num_kv_heads, 2 * self.head_size]);
-        let work = Work::numbers(&[weights.iter().sum()]).and(keys);
+        let window = window.map(|window| size("window", window)).transpose()?;
+        let layer = self.prepare(py, window, adapters.as_ref(), rows.slot_mapping.len())?;
+        let work = layer.work(arrays.num_keys()?);
         on_threads(py, num_threads, instructions, work, move |execution| {
             // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
             // promise, as the stub says; everything else is checked.
-            let adapters =
-                LayerAdapters { qkv: &qkv, output: &output, gate_up: &gate_up, down: &down };
-            unsafe { forward(&layer, part, &memory, &rows, &options, &adapters, execution) }
+            unsafe { layer.run(part, &memory, &rows, execution) }
         })
     }
 }

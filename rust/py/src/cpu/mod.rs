@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 mod attention;
+mod decoder;
 #[cfg(target_os = "linux")]
 mod exchange;
 #[cfg(target_os = "linux")]
@@ -42,6 +43,8 @@ use crate::gateway::{Work, compute};
 pub(crate) mod module {
     #[pymodule_export]
     use super::attention::paged_attention;
+    #[pymodule_export]
+    use super::decoder::Decoder;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::exchange::RankExchange;
