@@ -21,7 +21,7 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.native.choice import choose_backend
 from pagedserve.native.load import LoadedNative, load_native
 from tests.support.decoders import VOCAB_SIZE, save_decoder
-from tests.support.gguf_models import write_gguf
+from tests.support.gguf_models import stored_rows, write_gguf
 from tests.support.native import logits_of
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
@@ -39,7 +39,7 @@ def in_blocks(kind: Type) -> Round:
     """Weights as a file of this type has them."""
 
     def rounded(weights: torch.Tensor) -> torch.Tensor:
-        stored = gguf.quants.quantize(weights.numpy(), kind)
+        stored = stored_rows(weights.numpy(), kind)
         numbers = torch.from_numpy(gguf.quants.dequantize(stored, kind))
         return numbers.reshape(weights.shape)
 
@@ -87,7 +87,7 @@ def check(found: NDArray[Any], expected: NDArray[Any]) -> None:
     assert errors.max() < 0.05
 
 
-@pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
 def test_files_are_computed_as_they_are_stored(tmp_path: Path, storage: str) -> None:
     kind = Type[storage]
     directory = save_decoder(tmp_path, "llama, tied, biases")

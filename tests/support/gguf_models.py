@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _ARCHITECTURES: Final = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -20,6 +22,14 @@ _ARCHITECTURES: Final = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 _INTERLEAVED: Final = ("llama", "smollm3")
+_SCALINGS: Final = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+# As many tokens as the models of `tests.support.decoders` have, in a file's fields.
+VOCABULARY: Final[dict[str, Any]] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *map(chr, range(33, 126)), "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+}
 
 
 def _interleave(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
@@ -28,12 +38,31 @@ def _interleave(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.floa
     return heads.swapaxes(1, 2).reshape(weights.shape)
 
 
+def stored_rows(weights: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
+    """Matrix as a file stores it; IQ4_NL, which the gguf package only reads, by nearest numbers."""
+    if kind is not gguf.GGMLQuantizationType.IQ4_NL:
+        rows: NDArray[Any] = gguf.quants.quantize(weights, kind)
+        return rows
+    groups = weights.reshape(-1, 32)
+    peaks = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], axis=1)
+    scales = (peaks / -127).astype(np.float16)
+    divisors = np.where(scales == 0, 1, scales).astype(np.float32)
+    table = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+    places = np.abs(groups[..., None] / divisors[..., None] - table).argmin(axis=-1)
+    numbers = (places[:, :16] | places[:, 16:] << 4).astype(np.uint8)
+    blocks: NDArray[np.uint8] = np.concatenate([scales.view(np.uint8), numbers], axis=1)
+    return blocks.reshape(len(weights), -1)
+
+
 def write_gguf(
     directory: Path,
     path: Path,
     storage: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     divisors: NDArray[np.float32] | None = None,
     storages: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    *,
+    tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the model of a directory.
 
@@ -43,6 +72,8 @@ def write_gguf(
         storage: Type of its matrices.
         divisors: Divisors of the rotary frequencies.
         storages: Types of the matrices whose names contain these words.
+        tensors: Further tensors.
+        fields: Further fields.
     """
     config = json.loads((directory / "config.json").read_text())
     kind = config["model_type"]
@@ -60,11 +91,15 @@ def write_gguf(
         stored = next(named, storage) if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(
             str(names.get_name(name, try_suffixes=(".weight", ".bias"))),
-            gguf.quants.quantize(np.ascontiguousarray(weights), stored),
+            stored_rows(np.ascontiguousarray(weights), stored),
             raw_dtype=stored,
         )
     if divisors is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, numbers)
+    for name, value in (fields or {}).items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,6 +124,18 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
     if config["model_type"] in ("gemma2", "gemma3_text"):
         writer.add_sliding_window(config["sliding_window"])
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    if (scaling := _SCALINGS.get(rope["rope_type"])) is not None:
+        writer.add_rope_scaling_type(scaling)
         writer.add_rope_scaling_factor(rope["factor"])
+        if scaling is gguf.RopeScalingType.YARN:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def rope_divisors(directory: Path) -> NDArray[np.float32]:
+    """Divisors of the rotary frequencies, as llama.cpp writes them for a model of Llama 3's."""
+    config = AutoConfig.from_pretrained(directory)
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
+    exponents = np.arange(len(scaled), dtype=np.float32) / len(scaled)
+    plain = 1 / np.float32(config.rope_parameters["rope_theta"]) ** exponents
+    divisors: NDArray[np.float32] = (plain / scaled).astype(np.float32)
+    return divisors

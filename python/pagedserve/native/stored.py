@@ -30,10 +30,14 @@ STORAGES: Final[dict[str, tuple[int, int]]] = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
 }
 
 # Those whose blocks Rust multiplies without converting them (`PackedWeights`).
-BLOCK_FORMATS: Final = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
+BLOCK_FORMATS: Final = frozenset(
+    {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"}
+)
 
 # Weights of a block of `BLOCKS`.
 BLOCK_WEIGHTS: Final = 32

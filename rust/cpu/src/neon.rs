@@ -248,8 +248,18 @@ impl Dots for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load_signed(from: *const u8) -> int8x16x4_t {
-        unsafe { Self::load_quads(from) }
+    unsafe fn look_up(table: &[i8; 16], places: int8x16x4_t) -> int8x16x4_t {
+        unsafe {
+            let table = vld1q_s8(table.as_ptr());
+            let look_up = |places| vqtbl1q_s8(table, vreinterpretq_u8_s8(places));
+            let int8x16x4_t(a, b, c, d) = places;
+            int8x16x4_t(look_up(a), look_up(b), look_up(c), look_up(d))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn signed(weights: int8x16x4_t) -> int8x16x4_t {
+        weights
     }
 
     #[inline(always)]

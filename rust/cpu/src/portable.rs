@@ -167,9 +167,13 @@ impl Dots for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_signed(from: *const u8) -> Quads {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<Quads>().read() }
+    unsafe fn look_up(table: &[i8; 16], places: Quads) -> Quads {
+        places.map(|four| four.map(|place| table[usize::from(place)].cast_unsigned()))
+    }
+
+    #[inline(always)]
+    unsafe fn signed(weights: Quads) -> Quads {
+        weights
     }
 
     #[inline(always)]

@@ -12,8 +12,13 @@
 
 use crate::number::{BFloat16, Float16, Stored};
 
-/// Weights of a block of the types whose name ends in K.
+/// Weights of a block of the types whose name ends in K, and of `IQ4_XS`.
 const SUPER: usize = 256;
+
+/// What the 4 bits of a weight of `IQ4_NL` and `IQ4_XS` stand for, before the scale: steps that widen
+/// away from zero (`kvalues_iq4nl` of ggml).
+pub(crate) const WIDENING: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// How the weights of a row are stored, one row after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,10 @@ pub enum Storage {
     Q5K,
     /// 6 bits, scales of 8 bits for 16 weights.
     Q6K,
+    /// 4 bits of a table and a scale for 32 weights.
+    Iq4Nl,
+    /// 4 bits of a table, scales of 6 bits for 32 weights.
+    Iq4Xs,
 }
 
 impl Storage {
@@ -52,7 +61,7 @@ impl Storage {
         match self {
             Self::Float32 => (1, 4),
             Self::Float16 | Self::BFloat16 => (1, 2),
-            Self::Q4_0 => (32, 18),
+            Self::Q4_0 | Self::Iq4Nl => (32, 18),
             Self::Q4_1 => (32, 20),
             Self::Q5_0 => (32, 22),
             Self::Q5_1 => (32, 24),
@@ -62,6 +71,7 @@ impl Storage {
             Self::Q4K => (SUPER, 144),
             Self::Q5K => (SUPER, 176),
             Self::Q6K => (SUPER, 210),
+            Self::Iq4Xs => (SUPER, 136),
         }
     }
 
@@ -96,6 +106,8 @@ impl Storage {
             Self::Q4K => for_blocks(from, to, read_q4_k),
             Self::Q5K => for_blocks(from, to, read_q5_k),
             Self::Q6K => for_blocks(from, to, read_q6_k),
+            Self::Iq4Nl => for_blocks(from, to, read_iq4_nl),
+            Self::Iq4Xs => for_blocks(from, to, read_iq4_xs),
         }
     }
 }
@@ -283,6 +295,36 @@ fn read_q6_k(block: &[u8; 210], to: &mut [f32; SUPER]) {
             *to = scale * small(number, 32);
         }
     }
+}
+
+#[inline(always)]
+fn read_iq4_nl(block: &[u8; 18], to: &mut [f32; 32]) {
+    let scale = half_at(block, 0);
+    for index in 0..16 {
+        let byte = block[2 + index];
+        to[index] = scale * widened(byte & 15);
+        to[index + 16] = scale * widened(byte >> 4);
+    }
+}
+
+#[inline(always)]
+fn read_iq4_xs(block: &[u8; 136], to: &mut [f32; SUPER]) {
+    let (scale, highs) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));
+    for (group, to) in to.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = block[4 + group / 2] >> (group % 2 * 4) & 15;
+        let [high, _] = (highs >> (2 * group) & 3).to_le_bytes();
+        let scale = scale * small(low | high << 4, 32);
+        for (index, byte) in block[8 + group * 16..][..16].iter().enumerate() {
+            to[index] = scale * widened(byte & 15);
+            to[index + 16] = scale * widened(byte >> 4);
+        }
+    }
+}
+
+/// The number that 4 bits stand for.
+#[inline(always)]
+fn widened(bits: u8) -> f32 {
+    f32::from(WIDENING[usize::from(bits)])
 }
 
 #[cfg(test)]

@@ -405,11 +405,16 @@ impl Dots for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_signed(from: *const u8) -> Self::Signed {
+    unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads {
         unsafe {
-            let weights = Self::load_quads(from);
-            [weights, halves!(_mm256_abs_epi8, weights)]
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            (_mm256_shuffle_epi8(table, places.0), _mm256_shuffle_epi8(table, places.1))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn signed(weights: Self::Quads) -> Self::Signed {
+        unsafe { [weights, halves!(_mm256_abs_epi8, weights)] }
     }
 
     #[inline(always)]
@@ -500,9 +505,16 @@ impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
     }
 
     #[inline(always)]
-    unsafe fn load_signed(from: *const u8) -> Self::Signed {
+    unsafe fn look_up(table: &[i8; 16], places: __m512i) -> __m512i {
         unsafe {
-            let weights = Self::load_quads(from);
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, places)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn signed(weights: __m512i) -> Self::Signed {
+        unsafe {
             if HAS_DOT {
                 return (_mm512_xor_si512(weights, _mm512_set1_epi8(-128)), 0);
             }

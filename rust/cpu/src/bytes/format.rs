@@ -30,6 +30,8 @@ pub enum Format {
     Q5K,
     /// 6 bits, scales of 8 bits for 16 inputs.
     Q6K,
+    /// 4 bits of a table and a scale for 32 inputs.
+    Iq4Nl,
 }
 
 /// A block of a file, of one feature.
@@ -82,7 +84,7 @@ impl Block {
 
 impl Format {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
@@ -91,6 +93,7 @@ impl Format {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Iq4Nl,
     ];
 
     /// How a file stores the blocks.
@@ -104,6 +107,7 @@ impl Format {
             Self::Q4K => Storage::Q4K,
             Self::Q5K => Storage::Q5K,
             Self::Q6K => Storage::Q6K,
+            Self::Iq4Nl => Storage::Iq4Nl,
         }
     }
 
@@ -122,7 +126,7 @@ impl Format {
     pub(crate) const fn block(self) -> Block {
         match self {
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
-            Self::Q4_0 => Block::new(32, &[(2, 4)], &[0]),
+            Self::Q4_0 | Self::Iq4Nl => Block::new(32, &[(2, 4)], &[0]),
             Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),
             Self::Q5_0 => Block::new(32, &[(6, 4), (2, 1)], &[0]),
             Self::Q5_1 => Block::new(32, &[(8, 4), (4, 1)], &[0, 2]),
@@ -133,10 +137,10 @@ impl Format {
     }
 
     /// Whether a kernel takes the weights from the panel itself; 4 bits are opened once for several
-    /// rows.
+    /// rows, unless they are those of a table.
     pub(crate) const fn is_multiplied_closed(self, num_rows: usize) -> bool {
         match self {
-            Self::Q8_0 => true,
+            Self::Q8_0 | Self::Iq4Nl => true,
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => num_rows == 1,
             _ => false,
         }

@@ -5,8 +5,8 @@
 //! A panel of 64 output features is a row of blocks, each of which holds what the file's blocks of
 //! the 64 features hold, four bytes of each feature side by side (`[words][64][4]`), then the
 //! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: whole
-//! numbers become bytes, `[inputs / 4][64][4]`, scales and minima float32.  Weights of 8 bits, and
-//! for a single row those of 4, are taken from the panel as they are.
+//! numbers become bytes, `[inputs / 4][64][4]`, scales and minima float32.  Weights of 8 bits, those of
+//! a table, and for a single row all of 4 bits, are taken from the panel as they are.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
 //!

@@ -7,6 +7,7 @@ use crate::bytes::rows::ByteRows;
 use crate::bytes::{BytePanels, panel_at};
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
+use crate::storage::WIDENING;
 use crate::vectors::Vectors;
 
 /// Dot products of four bytes in each of 16 lanes.
@@ -35,7 +36,10 @@ pub(crate) trait Dots: Vectors {
     unsafe fn load_quads(from: *const u8) -> Self::Quads;
     /// The four bits of each byte that begin at bit `from_bit`, 0 or 4.
     unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Self::Quads;
-    unsafe fn load_signed(from: *const u8) -> Self::Signed;
+    /// The bytes of a table at places from 0 to 15.
+    unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads;
+    /// Bytes that have a sign, from -127.
+    unsafe fn signed(quads: Self::Quads) -> Self::Signed;
     unsafe fn broadcast(row: *const i8) -> Self::Row;
     /// Adds products of weights that are signed.
     unsafe fn dot_signed(sums: Self::Sums, row: Self::Row, weights: Self::Signed) -> Self::Sums;
@@ -92,6 +96,7 @@ trait Kind {
     ) -> (I::Sums, I::Few);
 }
 
+/// Weights that are signed bytes of the panel.
 struct Signed;
 
 impl Kind for Signed {
@@ -116,7 +121,7 @@ impl Kind for Signed {
     #[inline(always)]
     unsafe fn load<I: Dots>(from: *const u8, _: usize) -> I::Signed {
         // SAFETY: the caller's promise.
-        unsafe { I::load_signed(from) }
+        unsafe { I::signed(I::load_quads(from)) }
     }
 
     #[inline(always)]
@@ -183,6 +188,51 @@ impl Kind for Nibbles {
         unsafe {
             let sums = I::dot_small(sums, I::broadcast(row), low);
             I::dot_small(sums, I::broadcast(row.add(GROUP / 2)), high)
+        }
+    }
+}
+
+/// Weights of 4 bits in the panel, as those of `Nibbles`, that stand for signed bytes.
+struct Widening;
+
+impl Kind for Widening {
+    const INPUTS: usize = GROUP;
+    const LOADS: usize = 4;
+    const FEW_LOADS: usize = 4;
+    const HAS_MINIMA: bool = false;
+    const IS_PANEL: bool = true;
+    type Weights<I: Dots> = [I::Signed; 2];
+
+    #[inline(always)]
+    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums {
+        // SAFETY: the caller's promise.
+        unsafe { Signed::start::<I>(total) }
+    }
+
+    #[inline(always)]
+    unsafe fn flush<I: Dots>((sums, _): (I::Sums, I::Few)) -> I::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn load<I: Dots>(from: *const u8, input: usize) -> [I::Signed; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [low, high] = Nibbles::load::<I>(from, input);
+            [I::signed(I::look_up(&WIDENING, low)), I::signed(I::look_up(&WIDENING, high))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<I: Dots>(
+        sums: (I::Sums, I::Few),
+        row: *const i8,
+        [low, high]: [I::Signed; 2],
+    ) -> (I::Sums, I::Few) {
+        // SAFETY: the caller's promise; the group has these bytes.
+        unsafe {
+            let sums = Signed::dot::<I>(sums, row, low);
+            Signed::dot::<I>(sums, row.add(GROUP / 2), high)
         }
     }
 }
@@ -298,6 +348,7 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
             let inputs = (first, num);
             match format {
                 Format::Q8_0 => add_groups::<I, Signed>(groups, inputs, rows, sums),
+                Format::Iq4Nl => add_groups::<I, Widening>(groups, inputs, rows, sums),
                 Format::Q4_0 | Format::Q4_1 if is_closed => {
                     add_groups::<I, Nibbles>(groups, inputs, rows, sums);
                 }

@@ -19,7 +19,7 @@ use crate::gateway::Work;
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-const FORMATS: [(&str, Format); 8] = [
+const FORMATS: [(&str, Format); 9] = [
     ("Q8_0", Format::Q8_0),
     ("Q4_0", Format::Q4_0),
     ("Q4_1", Format::Q4_1),
@@ -28,6 +28,7 @@ const FORMATS: [(&str, Format); 8] = [
     ("Q4_K", Format::Q4K),
     ("Q5_K", Format::Q5K),
     ("Q6_K", Format::Q6K),
+    ("IQ4_NL", Format::Iq4Nl),
 ];
 
 /// Format and number of features.

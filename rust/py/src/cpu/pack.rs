@@ -17,7 +17,7 @@ use crate::cpu::linear::{SectionAt, sections_of};
 use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::gateway::Work;
 
-const STORAGES: [(&str, Storage); 13] = [
+const STORAGES: [(&str, Storage); 15] = [
     ("F32", Storage::Float32),
     ("F16", Storage::Float16),
     ("BF16", Storage::BFloat16),
@@ -31,6 +31,8 @@ const STORAGES: [(&str, Storage); 13] = [
     ("Q4_K", Storage::Q4K),
     ("Q5_K", Storage::Q5K),
     ("Q6_K", Storage::Q6K),
+    ("IQ4_NL", Storage::Iq4Nl),
+    ("IQ4_XS", Storage::Iq4Xs),
 ];
 
 /// File descriptor, offset of the first row, number of rows, storage, and size of interleaved heads
