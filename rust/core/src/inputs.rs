@@ -22,10 +22,10 @@
 //!
 //! Costs: O(T + R x B) a KV group, no allocation.
 
-use std::mem::take;
+use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::ids::TokenId;
+use crate::ids::{BlockId, TokenId};
 use crate::outputs::SchedulerOutputs;
 use crate::sequence::{Sequence, SequenceStore};
 use crate::space::BlockSpaceManager;
@@ -128,12 +128,15 @@ pub(crate) fn fill(
 ) -> Result<()> {
     buffers.check(outputs, space)?;
     let block_size = space.block_size();
-    if space.num_groups() > 1 {
-        fill_groups(buffers, outputs, store, space);
-    }
+    let has_groups = space.num_groups() > 1;
     if let Some(slots) = &mut buffers.adapter_slots {
         for (slot, row) in slots.iter_mut().zip(&outputs.rows) {
             *slot = row.adapter_slot;
+        }
+    }
+    if let Some(lens) = &mut buffers.cross_lens {
+        for (len, row) in lens.iter_mut().zip(&outputs.rows) {
+            *len = int32(store.group(store.seq(row.seq).group()).num_encoder_tokens);
         }
     }
     let (mut token, mut sample, mut draft) = (0, 0, 0);
@@ -157,6 +160,10 @@ pub(crate) fn fill(
             drafts,
             block_size,
         );
+        if has_groups {
+            let (tables, slots) = (&mut buffers.group_tables, &mut buffers.group_slots);
+            fill_groups(tables, slots, (index, token..end), seq, outputs, space);
+        }
         token = end;
         let num_keys = seq.num_computed_tokens + row.num_tokens;
         let num_blocks = match outputs.num_lookahead_slots {
@@ -178,47 +185,69 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Writes the tables and slots of the KV groups beside the first, and the lengths of encoders.
+/// Writes the tables and slots of a row and its tokens in the KV groups beside the first.
 #[inline(never)] // what few models need stays out of the way of the rest
 fn fill_groups(
-    buffers: &mut InputBuffers<'_>,
+    tables: &mut [&mut [i32]],
+    slots: &mut [&mut [i64]],
+    (row, tokens): (usize, Range<usize>),
+    seq: &Sequence,
     outputs: &SchedulerOutputs,
-    store: &SequenceStore,
     space: &BlockSpaceManager,
 ) {
-    if let Some(lens) = &mut buffers.cross_lens {
-        for (len, row) in lens.iter_mut().zip(&outputs.rows) {
-            *len = int32(store.group(store.seq(row.seq).group()).num_encoder_tokens);
-        }
-    }
     for (index, (kind, width)) in space.kinds().zip(&outputs.table_widths).enumerate() {
-        // A step of moves alone has no rows, and tables of no width.
-        let tables = buffers.group_tables[index].chunks_exact_mut((*width).max(1));
-        let mut slots = &mut *buffers.group_slots[index];
-        for (entries, row) in tables.zip(&outputs.rows) {
-            let seq = store.seq(row.seq);
-            let table = &seq.tables[index];
-            entries.fill(0);
-            for (first, blocks) in table.runs() {
-                for (entry, block) in entries.iter_mut().skip(first).zip(blocks) {
-                    *entry = int32(block.index());
-                }
-            }
-            if kind.has_slots() {
-                let num_tokens = row.num_tokens + row.num_drafts;
-                let (of_row, rest) = take(&mut slots).split_at_mut(num_tokens);
-                slots = rest;
-                fill_slots(of_row, table, seq.num_computed_tokens, space.block_size());
+        let table = &seq.tables[index];
+        fill_span(&mut tables[index][row * width..][..*width], table);
+        if kind.has_slots() {
+            let block = |index| table.block(index);
+            let mut next = Slots::after(seq.num_computed_tokens, space.block_size(), block);
+            for slot in &mut slots[index][tokens.clone()] {
+                *slot = next.take();
             }
         }
     }
 }
 
-/// Writes the slots of a row's tokens, from position `first` on, in a KV group beside the first.
-fn fill_slots(slots: &mut [i64], table: &SpanTable, first: usize, block_size: usize) {
-    for (position, slot) in (first..).zip(slots) {
-        let block = table.block(position / block_size).index();
-        *slot = int64(block * block_size + position % block_size);
+/// Writes the blocks of a table, 0 where none is seen.
+fn fill_span(mut entries: &mut [i32], table: &SpanTable) {
+    let mut written = 0;
+    for (first, blocks) in table.runs() {
+        let (unseen, rest) = entries.split_at_mut((first - written).min(entries.len()));
+        unseen.fill(0);
+        let (seen, rest) = rest.split_at_mut(blocks.len().min(rest.len()));
+        for (entry, block) in seen.iter_mut().zip(blocks) {
+            *entry = int32(block.index());
+        }
+        (entries, written) = (rest, first + blocks.len());
+    }
+    entries.fill(0);
+}
+
+/// Slots of consecutive tokens; `block` finds logical blocks.
+struct Slots<F> {
+    block: F,
+    block_size: usize,
+    index: usize,
+    offset: usize,
+    first: usize,
+}
+
+impl<F: Fn(usize) -> BlockId> Slots<F> {
+    /// Those after `num_tokens` tokens, whose block is mapped.
+    fn after(num_tokens: usize, block_size: usize, block: F) -> Self {
+        let (index, offset) = (num_tokens / block_size, num_tokens % block_size);
+        let first = block(index).index() * block_size;
+        Self { block, block_size, index, offset, first }
+    }
+
+    /// The slot of the next token.
+    fn take(&mut self) -> i64 {
+        if self.offset == self.block_size {
+            (self.index, self.offset) = (self.index + 1, 0);
+            self.first = (self.block)(self.index).index() * self.block_size;
+        }
+        self.offset += 1;
+        int64(self.first + self.offset - 1)
     }
 }
 
@@ -232,24 +261,15 @@ fn fill_tokens(
     block_size: usize,
 ) -> usize {
     let computed = seq.num_computed_tokens;
-    let (mut block, mut offset) = (computed / block_size, computed % block_size);
-    let mut first = first_slot(seq, block, block_size);
+    let mut next = Slots::after(computed, block_size, |index| seq.table.block(index));
     let slots = slot_mapping.iter_mut().zip(positions.iter_mut()).zip(token_ids);
     for (place, ((slot, position), token_id)) in (computed..).zip(slots) {
-        if offset == block_size {
-            (block, offset) = (block + 1, 0);
-            first = first_slot(seq, block, block_size);
-        }
         *token_id = if place < seq.len() { seq.token_id(place) } else { drafts[place - seq.len()] };
         *position = int64(place);
-        *slot = if place < seq.num_cached_tokens { -1 } else { first + int64(offset) };
-        offset += 1;
+        let written = next.take();
+        *slot = if place < seq.num_cached_tokens { -1 } else { written };
     }
-    block
-}
-
-fn first_slot(seq: &Sequence, block: usize, block_size: usize) -> i64 {
-    int64(seq.table.block(block).index() * block_size)
+    next.index
 }
 
 /// Writes the first `num_blocks` blocks of a table.
