@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
@@ -26,6 +27,7 @@ from pagedserve.inputs.chat import Conversation, chat_prompt, conversations_of, 
 from pagedserve.inputs.prompts import (
     Prompts,
     match_params,
+    match_pooling_params,
     match_priorities,
     parse_prompt,
     parse_prompts,
@@ -43,7 +45,12 @@ from pagedserve.pooling.rules import PoolingTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.tokenizer import Tokenizer
-from pagedserve.vllm_names import ABSENT_METHODS, AbsentArguments, refuse_arguments
+from pagedserve.vllm_names import (
+    ABSENT_METHODS,
+    AbsentArguments,
+    AbsentPoolingArguments,
+    refuse_arguments,
+)
 
 if TYPE_CHECKING:  # what a method alone uses is imported when it is called
     from pagedserve.decisions.answers import Decision
@@ -356,17 +363,20 @@ class LLM(ModelOwner):
     def encode(
         self,
         prompts: Prompts,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
         pooling_task: PoolingTask = "encode",
-        **absent: Unpack[AbsentArguments],
+        **absent: Unpack[AbsentPoolingArguments],
     ) -> list[PoolingRequestOutput]:
         """Compute one pooled vector per prompt, with a pooling model.
 
         Args:
             prompts: As in ``generate``.
-            pooling_params: For all prompts; None is ``PoolingParams()``.
+            pooling_params: For all prompts, or a list with one a prompt; None is
+                ``PoolingParams()``.
+            truncate_prompt_tokens: In place of that of ``pooling_params``, unless it is None.
             use_tqdm: As in ``generate``.
             pooling_task: Task of the vectors; "encode" is the model's default.
             **absent: As in ``generate``.
@@ -379,7 +389,12 @@ class LLM(ModelOwner):
                 the message names it and the reason.
         """
         refuse_arguments(absent)
-        params = PoolingParams() if pooling_params is None else pooling_params
+        parsed = parse_prompts(prompts)
+        matched = match_pooling_params(pooling_params, len(parsed))
+        if truncate_prompt_tokens is not None:
+            matched = [
+                replace(params, truncate_prompt_tokens=truncate_prompt_tokens) for params in matched
+            ]
         rules, engine = self.llm_engine.model_info.pooling, self.llm_engine
         if rules is not None:
             rules.check_task(pooling_task)
@@ -389,10 +404,13 @@ class LLM(ModelOwner):
             engine.input_processor.process(
                 f"pool-{call}-{index}", prompt, params, name=f"prompt {index}"
             )
-            for index, prompt in enumerate(parse_prompts(prompts))
+            for index, (prompt, params) in enumerate(zip(parsed, matched, strict=True))
         ]
         outputs = self._batches.run(requests, use_tqdm=use_tqdm)
-        return [vectors.pooling_output(output, rules, params) for output in outputs]
+        return [
+            vectors.pooling_output(output, rules, params)
+            for output, params in zip(outputs, matched, strict=True)
+        ]
 
     def embed(
         self, prompts: Prompts, **options: Unpack[PoolingOptions]

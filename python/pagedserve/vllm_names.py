@@ -180,8 +180,14 @@ class AbsentArguments(TypedDict, total=False):
     stat_loggers: None
 
 
+class AbsentPoolingArguments(AbsentArguments, total=False):
+    """Arguments of methods that pool that are not supported; None changes nothing."""
+
+    lora_request: None
+
+
 # With the one that ``AsyncLLMEngine.from_engine_args`` takes by position.
-ABSENT_ARGUMENTS: Final = frozenset(AbsentArguments.__annotations__) | {"engine_config"}
+ABSENT_ARGUMENTS: Final = frozenset(AbsentPoolingArguments.__annotations__) | {"engine_config"}
 
 # Methods of LLM that are not supported, and why.
 ABSENT_METHODS: Final = {

@@ -32,8 +32,8 @@ def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[list(answer.token_ids) for answer in output.outputs] for output in outputs]
 
 
-def with_drafts(model: Path, draft: Path, **options: Any) -> LLM:
-    config = {"model": str(draft), "num_speculative_tokens": 3, "kv_cache_memory": 1 << 22}
+def with_drafts(model: Path, draft: Path, kv_cache_memory: int = 1 << 22, **options: Any) -> LLM:
+    config = {"model": str(draft), "num_speculative_tokens": 3, "kv_cache_memory": kv_cache_memory}
     given: dict[str, Any] = {"backend": "native", "num_gpu_blocks": 64} | options
     return drafting(LLM(str(model), speculative_config=config, **given))
 
@@ -56,6 +56,17 @@ def test_the_same_model_is_always_right(models: dict[str, Path]) -> None:
         assert output.metrics is not None
         counts = output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens
         assert counts == (12, 12)
+
+
+def test_sequences_beyond_the_memory_of_the_draft_model_have_no_drafts(
+    models: dict[str, Path],
+) -> None:
+    model, prompts = models["llama"], [[4, 8, 15, 16], [*range(3, 90)], [23]]
+    plain = LLM(str(model), backend="native", num_gpu_blocks=64)
+    drafted = with_drafts(model, model, kv_cache_memory=4 * 16 * 768)  # 64 tokens
+    expected, found = (llm.generate(prompts, PARAMS[0], use_tqdm=False) for llm in (plain, drafted))
+    assert tokens(found) == tokens(expected)
+    assert [output.metrics.num_draft_tokens for output in found] == [12, 0, 12]
 
 
 def test_another_vocabulary_is_refused(models: dict[str, Path], tmp_path: Path) -> None:

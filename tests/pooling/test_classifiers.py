@@ -147,6 +147,8 @@ def test_pairs_are_shortened_as_the_tokenizer_does_it(save: Save) -> None:
     long = " ".join(["w7"] * 80)
     params = PoolingParams(truncate_prompt_tokens=-1)
     (score,) = llm.score("w5 w6", long, use_tqdm=False, pooling_params=params)
+    (same,) = llm.score("w5 w6", long, use_tqdm=False, truncate_prompt_tokens=-1)
+    assert same.outputs.score == score.outputs.score
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     inputs = dict(tokenizer("w5 w6", long, truncation=True, max_length=64, return_tensors="pt"))
     exact = torch.sigmoid(own_logits(directory, [inputs]))

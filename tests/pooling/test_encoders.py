@@ -128,3 +128,34 @@ def test_some_of_the_dimensions(
     (whole,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(use_activation=False))
     (cut,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=6))
     np.testing.assert_allclose(cut, whole[:6] / np.linalg.norm(whole[:6]), atol=1e-6)
+
+
+def test_parameters_may_be_given_for_each_prompt(save_bare: SaveEncoder) -> None:
+    llm = LLM(str(save_bare("bert", is_matryoshka=True)), use_tqdm_on_load=False)
+    given: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:3]]
+    params = [PoolingParams(dimensions=size) for size in (6, None, 12)]
+    outputs = llm.embed(
+        given, pooling_params=params, truncate_prompt_tokens=5, use_tqdm=False, lora_request=None
+    )
+    assert [len(output.outputs.embedding) for output in outputs] == [6, 32, 12]
+    assert [output.prompt_token_ids for output in outputs] == [prompt[:5] for prompt in PROMPTS[:3]]
+    (vector, *_) = llm.encode(given, params, truncate_prompt_tokens=5, use_tqdm=False)
+    assert (len(vector.outputs.data), vector.prompt_token_ids) == (6, PROMPTS[0][:5])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pooling_params": [PoolingParams()]}, "1 pooling_params for 2 prompts; it must be one"),
+        ({"pooling_params": [PoolingParams(), 5]}, r"pooling_params is \[.*it must be one Pooling"),
+        ({"pooling_params": SamplingParams()}, "pooling_params is SamplingParams.*it must be one"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be at least 1"),
+        ({"lora_request": "a"}, "not supported yet: lora_request='a'; leave it out"),
+    ],
+)
+def test_other_parameters_are_refused_by_name(
+    save_bare: SaveEncoder, options: dict[str, Any], said: str
+) -> None:
+    llm = LLM(str(save_bare("bert")), use_tqdm_on_load=False)
+    with pytest.raises(RequestError, match=said):
+        embed(llm, PROMPTS[:2], **options)

@@ -47,6 +47,11 @@ def test_rules_are_read(directory: Path) -> None:
             "prompts is {'a': 1}; it must",
         ),
         ("config_sentence_transformers.json", {"default_prompt_name": 5}, "_name is 5; it must be"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "a"}, "default_prompt_name": "document"},
+            r"_name is 'document', which prompts does not have; it has \['query'\]",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(directory: Path, file: str, content: Any, said: str) -> None:

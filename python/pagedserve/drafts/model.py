@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pagedserve.drafts.proposer import DraftedText
+from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
@@ -53,8 +54,13 @@ class DraftModel:
         for place, (text, number) in enumerate(zip(texts, most, strict=True)):
             room = min(number, self._engine.max_model_len - len(text))
             if room > 0:
-                names[name := str(next(self._numbers))] = place
-                self._engine.add_request(name, _prompt(text), _likeliest(room))
+                name = str(next(self._numbers))
+                try:
+                    self._engine.add_request(name, _prompt(text), _likeliest(room))
+                except RequestError as error:  # longer than its KV cache
+                    logger.debug("no draft tokens: %s", error)
+                else:
+                    names[name] = place
         found: list[list[int]] = [[] for _ in texts]
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():

@@ -1,6 +1,6 @@
 """``Batches``: runs the requests of one ``LLM`` call to completion."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
@@ -12,16 +12,17 @@ from pagedserve.errors import ConcurrentCallError, extra_needed
 from pagedserve.models.load.progress import are_bars_shown, progress_shown
 from pagedserve.outputs import RequestOutput
 from pagedserve.pooling_params import PoolingParams
-from pagedserve.vllm_names import AbsentArguments
+from pagedserve.vllm_names import AbsentPoolingArguments
 
 # Whether a progress bar is shown, or a callable that creates it.
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
-class PoolingOptions(AbsentArguments, total=False):
+class PoolingOptions(AbsentPoolingArguments, total=False):
     """Options of the methods of ``LLM`` that pool; see ``LLM.encode``."""
 
-    pooling_params: PoolingParams | None
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None
+    truncate_prompt_tokens: int | None
     use_tqdm: UseTqdm
 
 

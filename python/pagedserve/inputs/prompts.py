@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypeAlias, TypedDict, TypeVar
 
 import pagedserve.checks as checks
 from pagedserve.errors import RequestError
@@ -10,10 +10,13 @@ from pagedserve.inputs.audio import Audio, audio_of
 from pagedserve.inputs.branches import BranchedPrompt, ParsedBranch
 from pagedserve.inputs.images import images_of
 from pagedserve.inputs.speech import TASKS, SpeechTask
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pagedserve.inputs.images import GivenImage
+
+P = TypeVar("P", SamplingParams, PoolingParams)
 
 
 class TextPrompt(TypedDict):
@@ -320,26 +323,36 @@ def check_range(token_ids: Sequence[int], name: str, vocab_size: int) -> None:
 
 
 def match_params(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
     """Match sampling parameters to prompts: one for all, or one each; None is the default.
 
     Raises:
         RequestError: A number that differs from that of prompts, or not ``SamplingParams``.
     """
-    if sampling_params is None:
-        sampling_params = SamplingParams()
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * num_prompts
-    accepted = "one SamplingParams for all prompts or a list with one a prompt"
-    listed = _listed(sampling_params)
-    if listed is None or not all(isinstance(params, SamplingParams) for params in listed):
-        raise RequestError(f"sampling_params is {_shown(sampling_params)}; it must be {accepted}")
+    return _matched("sampling_params", SamplingParams, given, num_prompts)
+
+
+def match_pooling_params(
+    given: PoolingParams | Sequence[PoolingParams] | None, num_prompts: int
+) -> list[PoolingParams]:
+    """Match pooling parameters to prompts; see ``match_params``."""
+    return _matched("pooling_params", PoolingParams, given, num_prompts)
+
+
+def _matched(name: str, kind: type[P], given: object, num_prompts: int) -> list[P]:
+    if given is None:
+        given = kind()
+    if isinstance(given, kind):
+        return [given] * num_prompts
+    accepted = f"one {kind.__name__} for all prompts or a list with one a prompt"
+    listed = _listed(given)
+    matched = [params for params in listed or () if isinstance(params, kind)]
+    if listed is None or len(matched) != len(listed):
+        raise RequestError(f"{name} is {_shown(given)}; it must be {accepted}")
     if len(listed) != num_prompts:
-        raise RequestError(
-            f"{len(listed)} sampling_params for {num_prompts} prompts; it must be {accepted}"
-        )
-    return list(sampling_params)
+        raise RequestError(f"{len(listed)} {name} for {num_prompts} prompts; it must be {accepted}")
+    return matched
 
 
 def match_priorities(priority: object, num_prompts: int) -> list[int]:

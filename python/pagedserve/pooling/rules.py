@@ -150,6 +150,11 @@ def read_rules(directory: Path) -> PoolingRules:
         raise ModelLoadError(f"prompts is {str(texts)[:80]}; it must give texts by names")
     if default is not None and not isinstance(default, str):
         raise ModelLoadError(f"default_prompt_name is {str(default)[:80]}; it must be a name")
+    if default is not None and default not in texts:
+        raise ModelLoadError(
+            f"default_prompt_name is {default[:80]!r}, which prompts does not have; it has "
+            f"{str([*texts])[:200]}"
+        )
     return PoolingRules(
         pooling_type=_pooling_type(_read_if_any(directory / modules["Pooling"] / "config.json")),
         normalize="Normalize" in modules,
