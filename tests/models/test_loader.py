@@ -22,6 +22,7 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+UNSCALED = {"rope_parameters": {"rope_type": "default"}}
 
 
 def load(model: Path | str, **options: Any) -> LoadedModel:
@@ -37,7 +38,7 @@ def load(model: Path | str, **options: Any) -> LoadedModel:
         ("qwen3", {"head_dim": 8}, [None, None]),
         ("mistral", {"sliding_window": 8}, [8, 8]),
         ("gemma2", {"sliding_window": 8, "head_dim": 8}, [8, None]),
-        ("gpt_oss", {"sliding_window": 8, "head_dim": 8, **MOE}, [8, None]),
+        ("gpt_oss", {"sliding_window": 8, "head_dim": 8, **MOE, **UNSCALED}, [8, None]),
         # Its window shows in the mask only.
         ("phimoe", {"sliding_window": 8, **MOE}, [8, 8]),
     ],
@@ -143,6 +144,33 @@ def test_a_longer_length_takes_the_long_set_of_longrope(
     config["rope_parameters"]["short_factor"] = LONGROPE["long_factor"]
     (peer / "config.json").write_text(json.dumps(config))
     assert_exact(load(directory, max_model_len=64), peer)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+YARN = LINEAR | {"rope_type": "yarn"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "limit"),
+    [
+        ("llama", LINEAR, 256),
+        ("llama", YARN | {"original_max_position_embeddings": 32}, 128),
+        # max_position_embeddings is the number after stretching.
+        ("llama", YARN | {"original_max_position_embeddings": 16}, 64),
+        (
+            "gemma3_text",
+            {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default"}},
+            64,
+        ),
+    ],
+)
+def test_scaled_rotary_is_for_longer_sequences(
+    save_tiny: SaveTiny, model_type: str, rope: dict[str, Any], limit: int
+) -> None:
+    directory = save_tiny(model_type, rope_parameters=rope)
+    assert load(directory).max_model_len == limit
+    with pytest.raises(ConfigError, match=rf"max_model_len is {limit + 1}.*up to {limit}, its"):
+        load(directory, max_model_len=limit + 1)
 
 
 def test_max_model_len_is_taken_or_refused(save_tiny: SaveTiny) -> None:

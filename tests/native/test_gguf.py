@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from pagedserve.config import EngineArgs
 from pagedserve.native.load import load_native
 from tests.support.decoders import VOCAB_SIZE, save_decoder
-from tests.support.gguf_models import write_gguf
+from tests.support.gguf_models import rope_divisors, stored_rows, write_gguf
 from tests.support.native import logits_of
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
@@ -29,7 +29,7 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-def check_logits(directory: Path, path: Path) -> None:
+def check_logits(directory: Path, path: Path, max_model_len: int = 256) -> None:
     """The logits of the file are those of the directory."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
@@ -37,7 +37,7 @@ def check_logits(directory: Path, path: Path) -> None:
     loaded = load_native(EngineArgs(str(path), backend="native"))
     found = logits_of(loaded, TOKENS, 40)
     assert loaded.eos_token_ids == (2,)
-    assert loaded.max_model_len == 256
+    assert loaded.max_model_len == max_model_len
     assert np.abs(found - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
 
@@ -57,15 +57,28 @@ def check_logits(directory: Path, path: Path) -> None:
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     directory = save_decoder(tmp_path, name, **FIXED.get(name, {}))
-    check_logits(directory, write_gguf(directory, tmp_path / "model.gguf"))
+    max_model_len = 4 * 256 if name == "llama, linear rope" else 256
+    check_logits(directory, write_gguf(directory, tmp_path / "model.gguf"), max_model_len)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_linear_scaling_needs_no_type(tmp_path: Path, key: str) -> None:
+    plain = {"rope_type": "default", "rope_theta": 500.0}
+    directory = save_decoder(tmp_path, "llama", rope_parameters=plain)
+    path = write_gguf(directory, tmp_path / "model.gguf", fields={f"llama.{key}": 4.0})
+    save_decoder(tmp_path, "llama, linear rope")  # the same weights
+    check_logits(directory, path, 4 * 256)
+
+
+def test_each_end_token_ends_a_sequence(tmp_path: Path) -> None:
+    ends = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eot", 5), ("eom", 2))}
+    path = write_gguf(save_decoder(tmp_path, "llama"), tmp_path / "model.gguf", fields=ends)
+    assert load_native(EngineArgs(str(path), backend="native")).eos_token_ids == (2, 5)
 
 
 def test_frequencies_may_have_divisors(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "llama, scaled rope")
-    model: Any = AutoModelForCausalLM.from_pretrained(directory)
-    scaled = model.model.rotary_emb.inv_freq.numpy()
-    plain = 1 / 10_000 ** (np.arange(0, 32, 2, dtype=np.float32) / 32)
-    path = write_gguf(directory, tmp_path / "model.gguf", divisors=plain / scaled)
+    path = write_gguf(directory, tmp_path / "model.gguf", divisors=rope_divisors(directory))
     check_logits(directory, path)
 
 
@@ -88,7 +101,7 @@ def test_norms_are_rounded_as_those_of_a_directory(tmp_path: Path) -> None:
     assert np.abs(whole - one_file).max() <= 1e-4 * np.abs(whole).max()
 
 
-@pytest.mark.parametrize("storage", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("storage", ["F16", "BF16", "Q8_0", "IQ4_NL"])
 def test_other_types_are_the_numbers_that_they_stand_for(tmp_path: Path, storage: str) -> None:
     kind = gguf.GGMLQuantizationType[storage]
     directory = save_decoder(tmp_path, "qwen3")
@@ -104,6 +117,6 @@ def round_weights(directory: Path, kind: gguf.GGMLQuantizationType) -> None:
     weights = load_file(directory / "model.safetensors")
     for name, matrix in weights.items():
         if matrix.ndim > 1:
-            stored = gguf.quants.quantize(matrix, kind)
+            stored = stored_rows(matrix, kind)
             weights[name] = gguf.quants.dequantize(stored, kind).reshape(matrix.shape)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

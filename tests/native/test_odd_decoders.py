@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pagedserve.config import EngineArgs
-from pagedserve.errors import UnsupportedModelError
+from pagedserve.errors import ConfigError, UnsupportedModelError
 from pagedserve.native.load import load_native
 from tests.support.decoders import VOCAB_SIZE, WINDOW, save_decoder
 from tests.support.native import logits_of
@@ -93,6 +93,14 @@ def test_rotation_may_be_given_in_the_older_fields(tmp_path: Path, name: str, ke
     scaling = {key: "linear", "factor": 4.0}
     edit_config(directory, rope_parameters=None, rope_theta=700.0, rope_scaling=scaling)
     check(directory)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("llama, linear rope", 4 * 256), ("gemma3", 256)])
+def test_linear_rotation_is_for_longer_sequences(tmp_path: Path, name: str, limit: int) -> None:
+    directory = str(save_decoder(tmp_path, name))
+    assert load_native(EngineArgs(directory, backend="native")).max_model_len == limit
+    with pytest.raises(ConfigError, match=rf"max_model_len is {limit + 1}: .* up to {limit}, its"):
+        load_native(EngineArgs(directory, backend="native", max_model_len=limit + 1))
 
 
 def test_a_type_that_transformers_does_not_read_is_refused(tmp_path: Path) -> None:

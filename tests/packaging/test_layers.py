@@ -36,7 +36,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "config": {"attention"},  # whose backends an option names
     "sampling_params": {"config"},  # how an option is defined
     "pooling_params": set(),
-    "inputs": {"sampling_params"},
+    "inputs": {"pooling_params", "sampling_params"},
     "cache": {"host_ops", "kernels"},
     "pooling": {"pooling_params"},
     "parallel": {"host_ops"},

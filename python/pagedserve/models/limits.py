@@ -1,6 +1,7 @@
 """Maximum sequence length and end-of-sequence tokens of a model, from its configs."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,8 @@ LONGROPE: Final = "longrope"
 # of several sequences are correct only below the length where that begins, unless
 # `pagedserve.models.families.rope` fixes them.
 _BATCH_DEPENDENT_ROPE = ("dynamic", LONGROPE)
+# Rotary embeddings whose config has the number of positions before they are stretched.
+_STRETCHING = ("linear", "yarn")
 
 
 def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> int:
@@ -34,7 +37,7 @@ def derive_max_model_len(config: "PreTrainedConfig", requested: int | None) -> i
         ConfigError: the requested length exceeds that of the model.
         ModelLoadError: neither the config nor the user sets it.
     """
-    limit, reason = _num_positions(config)
+    limit, reason = _stretched(config, *_num_positions(config))
     for parameters in _rope_parameters(config):
         rope_type = parameters.get("rope_type")
         if rope_type in _BATCH_DEPENDENT_ROPE:
@@ -84,6 +87,27 @@ def _num_positions(config: "PreTrainedConfig") -> tuple[int | None, str]:
             reason = f"its {name} is {number}"
             return number - first, reason + (f", of which it uses those from {first}" * bool(first))
     return None, "its config does not say how long"
+
+
+def _stretched(
+    config: "PreTrainedConfig", limit: int | None, reason: str
+) -> tuple[int | None, str]:
+    """Multiply the positions by the factor of a rotary embedding that stretches them, as vLLM does.
+
+    Parameters for each type of layer, as of Gemma 3, come with the number after stretching.
+    """
+    parameters = getattr(config, "rope_parameters", None)
+    if limit is None or not isinstance(parameters, Mapping):
+        return limit, reason
+    rope_type, factor = parameters.get("rope_type"), parameters.get("factor")
+    if rope_type not in _STRETCHING or not isinstance(factor, int | float):
+        return limit, reason
+    original = parameters.get("original_max_position_embeddings") if rope_type == "yarn" else None
+    stretched = (original or limit) * factor
+    if not limit < stretched < math.inf:  # the config has the number after stretching
+        return limit, reason
+    reason = f"its {rope_type!r} rotary embedding has a factor of {factor}, and {reason}"
+    return int(stretched), reason
 
 
 def check_max_model_len(requested: int | None, limit: int | None, reason: str) -> int:

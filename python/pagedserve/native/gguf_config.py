@@ -7,6 +7,7 @@ import numpy as np
 
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.models.families.table import DECODERS, family_of_gguf
+from pagedserve.models.load.gguf_header import end_token_ids
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
@@ -66,7 +67,7 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
-        "eos_token_id": gguf.fields.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": end_token_ids(gguf.fields) or None,
         "rope_parameters": rope_parameters,
         "rope_divisors": () if divisors is None else _numbers(divisors, head_size // 2),
     }
@@ -114,10 +115,13 @@ def _head_size(
 
 def _rope_parameters(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary scaling of layers with full attention, besides the divisors of frequencies."""
-    kind = _own(family, metadata, "rope.scaling.type", "none")
+    # Without a type it is linear, by a factor whose key had another name at first.
+    factor = _own(family, metadata, "rope.scaling.factor")
+    factor = _own(family, metadata, "rope.scale_linear") if factor is None else factor
+    kind = _own(family, metadata, "rope.scaling.type", "linear" if factor else "none")
     if kind == "none":
         return {}
-    return {"rope_type": kind, "factor": _own(family, metadata, "rope.scaling.factor", 1.0)}
+    return {"rope_type": kind, "factor": 1.0 if factor is None else factor}
 
 
 def _numbers(tensor: StoredTensor, num: int) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ become the same fields first (`pagedserve.native.gguf_config`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pagedserve.config.precision import quantization_of_files
@@ -84,7 +84,8 @@ def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:
     positions = fields.get("max_position_embeddings", -1)
     has_bias = bool(fields.get("attention_bias"))
     has_qkv_bias = has_bias if family.has_biases is None else family.has_biases
-    num_layers = _size(fields, "num_hidden_layers")
+    layers = tuple(_layers(family, fields, _size(fields, "num_hidden_layers")))
+    max_positions, reason = _positions(family, positions, layers)
     return DecoderConfig(
         family=family,
         vocab_size=_size(fields, "vocab_size"),
@@ -103,11 +104,26 @@ def _config(family: DecoderFamily, fields: Mapping[str, Any]) -> DecoderConfig:
             is_tied=bool(fields.get("tie_word_embeddings", False)),
             softcap=_cap(fields, "final_logit_softcapping"),
         ),
-        max_positions=int(positions) if positions > 0 else None,
-        max_positions_reason=f"its max_position_embeddings is {int(positions)}",
+        max_positions=max_positions,
+        max_positions_reason=reason,
         eos_token_id=fields.get("eos_token_id"),
-        layers=tuple(_layers(family, fields, num_layers)),
+        layers=layers,
     )
+
+
+def _positions(
+    family: DecoderFamily, given: float, layers: Sequence[LayerConfig]
+) -> tuple[int | None, str]:
+    """Number of positions, and the reason; see `pagedserve.models.limits.derive_max_model_len`."""
+    reason = f"its max_position_embeddings is {int(given)}"
+    if given <= 0:
+        return None, reason
+    ropes = [] if family.has_local_rope else [layer.rope for layer in layers]
+    factors = [rope.factor for rope in ropes if rope is not None and rope.kind == "linear"]
+    if (factor := max(factors, default=1.0)) <= 1:
+        return int(given), reason
+    reason = f"its 'linear' rotary embedding has a factor of {factor}, and {reason}"
+    return int(given * factor), reason
 
 
 def _layers(family: DecoderFamily, fields: Mapping[str, Any], num_layers: int) -> list[LayerConfig]:

@@ -1,12 +1,28 @@
 """GGUF files: broken ones, and the converted copy."""
 
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
 
+from pagedserve import LLM
+from pagedserve.config import EngineArgs
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.load.convert import cache_directory, check_gguf, converted_directory
+from pagedserve.models.load.gguf_fields import complete_config
+from pagedserve.models.load.gguf_header import read_header
 from pagedserve.models.load.sources import resolve_model
+from pagedserve.models.loader import LoadedModel, load_model
+from tests.support.decoders import save_decoder
+from tests.support.gguf_models import VOCABULARY, rope_divisors, write_gguf
+from tests.support.tokenizer_kinds import write_gguf as write_vocabulary
 
 
 @pytest.fixture
@@ -62,7 +78,7 @@ def test_a_conversion_is_made_once_and_known_by_its_file(
     monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
     calls: list[Path] = []
 
-    def convert(_: Path, directory: Path) -> None:
+    def convert(_: Path, directory: Path, *_others: object) -> None:
         calls.append(directory)
         (directory / "config.json").write_text("{}")
 
@@ -73,3 +89,105 @@ def test_a_conversion_is_made_once_and_known_by_its_file(
     assert converted_directory(link) == first
     assert len(calls) == 1
     assert (first / "config.json").is_file()
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Saves a model that is written as GGUF; converted copies are put beside it."""
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
+    return partial(save_decoder, tmp_path / "model")
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(EngineArgs(str(path), backend="torch"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "native", "auto"])
+def test_missing_weights_are_named(save: Callable[..., Path], tmp_path: Path, backend: Any) -> None:
+    directory = save("llama")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, directory / "model.safetensors")
+    path = write_gguf(directory, tmp_path / "model.gguf", fields=VOCABULARY)
+    named = r"blk\.1\.ffn_down" if backend == "native" else r"model\.layers\.1\.mlp\.down_proj"
+    with pytest.raises(ModelLoadError, match=rf"lack 1 of .*the first is '{named}\.weight'"):
+        LLM(str(path), backend=backend, use_tqdm_on_load=False)
+    assert not list((tmp_path / "cache").glob("converted/*"))
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OTHERS = np.linspace(1, 8, 16, dtype=np.float32)  # divisors
+# With what GGUF files have no field for as transformers takes it.
+SCALED: dict[str, dict[str, Any]] = {
+    "llama, linear rope": {},
+    "gemma3": {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256},
+    "qwen2": {"rope_parameters": YARN},
+    "llama, scaled rope": {"rope_parameters": LLAMA3},
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_rotary_embeddings_are_scaled_as_the_file_says(
+    save: Callable[..., Path], tmp_path: Path, assert_exact: Callable[..., None], name: str
+) -> None:
+    directory = save(name, **SCALED[name])
+    divisors = rope_divisors(directory) if name == "llama, scaled rope" else None
+    path = write_gguf(directory, tmp_path / "model.gguf", divisors=divisors, fields=VOCABULARY)
+    assert_exact(load(path), directory)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"divisors": OTHERS}, "its rope_freqs.weight are not those of Llama 3"),
+        ({"tensors": {"rope_factors_long.weight": OTHERS}}, "it has rope_factors_long and"),
+        ({"fields": {"llama.rope.scaling.type": "longrope"}}, "scaling.type is 'longrope', which"),
+    ],
+)
+def test_other_rotary_embeddings_are_refused_by_name(
+    save: Callable[..., Path], tmp_path: Path, written: dict[str, Any], said: str
+) -> None:
+    directory = save("llama", head_dim=32)
+    given = written | {"fields": VOCABULARY | written.get("fields", {})}
+    with pytest.raises(ModelLoadError, match=f"{said}.*give the model's directory"):
+        load(write_gguf(directory, tmp_path / "model.gguf", **given))
+
+
+def test_each_end_token_ends_a_sequence(save: Callable[..., Path], tmp_path: Path) -> None:
+    ends = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eot", 5), ("eom", 2))}
+    path = write_gguf(save("llama"), tmp_path / "model.gguf", fields=VOCABULARY | ends)
+    assert load(path).eos_token_ids == (2, 5)
+
+
+def test_what_transformers_has_of_gemma4_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_vocabulary(path, "gemma4", "gemma4", eos_token_id=1, eot_token_id=106)
+    config = AutoConfig.for_model("gemma4_text", eos_token_id=[1, 106, 50])
+    known = deepcopy(config.rope_parameters)
+    unrotated = np.array([1.0] * 64 + [1e30] * 192, np.float32)
+    complete_config(config, read_header(path), unrotated)
+    assert (config.rope_parameters, config.eos_token_id) == (known, [1, 106, 50])
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_texts_of_llama_3_begin_with_the_first_token(
+    save: Callable[..., Path], tmp_path: Path, backend: Any
+) -> None:
+    more = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 1}
+    path = write_gguf(save("llama"), tmp_path / "model.gguf", fields=VOCABULARY | more)
+    with LLM(str(path), backend=backend, use_tqdm_on_load=False) as llm:
+        tokens = VOCABULARY["tokenizer.ggml.tokens"]
+        assert llm.get_tokenizer()("ab").input_ids == [1, tokens.index("ab")]

@@ -95,6 +95,16 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         check_gguf(tmp_path / "a.gguf")
 
 
+def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"a\.gguf is one of 3 files of a model: merge them"):
+        check_gguf(tmp_path / "a.gguf")
+
+
 def test_either_order_of_bytes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 1 << 60))

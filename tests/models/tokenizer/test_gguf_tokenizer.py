@@ -111,13 +111,19 @@ KINDS: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
 }
 
 
+# What llama.cpp reads of Llama 3 where the file does not say it, and transformers does not.
+BEGINS = {"add_bos_token": True}
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Ours, and what transformers reads in the copy that it saves."""
     directory = tmp_path_factory.mktemp("gguf")
     architecture, kind, cls, fields = KINDS[request.param]
     write_gguf(directory / "model.gguf", architecture, kind, **fields)
-    cls.from_pretrained(directory, gguf_file="model.gguf").save_pretrained(directory / "copy")
+    more = BEGINS | fields if request.param == "llama-bpe" else fields
+    write_gguf(directory / "theirs.gguf", architecture, kind, **more)
+    cls.from_pretrained(directory, gguf_file="theirs.gguf").save_pretrained(directory / "copy")
     return tokenizer_of_gguf(directory / "model.gguf"), cls.from_pretrained(directory / "copy")
 
 
@@ -157,6 +163,17 @@ def test_special_tokens_and_templates_are_those_of_transformers(pair: Pair) -> N
     messages = [{"role": "user", "content": "the"}]
     text: Any = ours.apply_chat_template(messages, tokenize=False)
     assert text == theirs.apply_chat_template(messages, tokenize=False)
+
+
+def test_a_word_of_llama_3_that_is_a_token_needs_no_merges(tmp_path: Path) -> None:
+    fields = byte_level_fields("llama-bpe") | {"token_merges": [], "add_bos_token": False}
+    tokens = fields["token_list"]
+    word = max((token for token in tokens if token.isascii() and token.isalpha()), key=len)
+    for pre, num_tokens in (("llama-bpe", 1), ("gpt-4o", len(word))):
+        path = tmp_path / f"{pre}.gguf"
+        write_gguf(path, "llama", "gpt2", **fields | {"tokenizer_pre": pre})
+        assert len(tokenizer_of_gguf(path)(word).input_ids) == num_tokens > 0
+    assert len(word) > 1
 
 
 def test_texts_are_split_as_by_transformers() -> None:

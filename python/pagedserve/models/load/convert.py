@@ -17,18 +17,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.load.bars import bars_of
 from pagedserve.models.load.config_checks import check_config
-from pagedserve.models.load.gguf_header import read_header
+from pagedserve.models.load.gguf_fields import LIKE_LLAMA3, complete_config, rope_divisors
+from pagedserve.models.load.gguf_header import GgufHeader, read_header
 from pagedserve.models.load.progress import quiet_logger, say
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PretrainedConfig
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 # Of the copy that transformers reads; it is deleted.
 _WEIGHTS = "weights.gguf"
 
@@ -58,6 +62,7 @@ def converted_directory(gguf: Path) -> Path:
     if target.is_dir():
         return target
     reader = check_gguf(gguf)
+    header = read_header(gguf)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
@@ -71,8 +76,9 @@ def converted_directory(gguf: Path) -> Path:
         with _failing_as_one(gguf):
             with quiet_logger("gguf.gguf_writer"):
                 _copy_without_vocabulary(reader, work / _WEIGHTS)
+            divisors = rope_divisors(reader)
             del reader  # its vocabulary is hundreds of thousands of objects
-            _convert(gguf, work)
+            _convert(gguf, work, header, divisors)
         _publish(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -127,31 +133,44 @@ def _failing_as_one(gguf: Path) -> Iterator[None]:
     """Turn the many unrelated exceptions of transformers and gguf into one."""
     try:
         yield
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(f"{gguf} cannot be converted by transformers: {error}") from error
 
 
-def _convert(gguf: Path, directory: Path) -> None:
+def _convert(
+    gguf: Path, directory: Path, header: GgufHeader, divisors: NDArray[np.float32] | None
+) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     # The vocabulary takes seconds to read, which the configuration and the tokenizer do once each.
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    complete_config(config, header, divisors)
     check_config(config.to_dict())
-    _convert_weights(config, directory)
+    _convert_weights(gguf.name, config, directory)
     # A model is part of reference cycles: without a collection it would still be in memory when the
     # copy is loaded.
     gc.collect()
     return_freed_memory()
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, config=config, gguf_file=gguf.name)
+    is_like_llama3 = header.fields.get("tokenizer.ggml.pre") in LIKE_LLAMA3
+    start = {"add_bos_token": header.fields.get("tokenizer.ggml.add_bos_token", True)}
+    tokenizer = AutoTokenizer.from_pretrained(
+        gguf.parent, config=config, gguf_file=gguf.name, **(start if is_like_llama3 else {})
+    )
+    if is_like_llama3:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
     tokenizer.save_pretrained(directory)
 
 
-def _convert_weights(config: "PretrainedConfig", directory: Path) -> None:
+def _convert_weights(name: str, config: "PretrainedConfig", directory: Path) -> None:
     """Convert the copy without a vocabulary, which is in the directory, and delete it."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig, modeling_gguf_pytorch_utils
 
-    with bars_of(modeling_gguf_pytorch_utils):
+    from pagedserve.models.load.checkpoint_checks import checked_loading
+
+    with bars_of(modeling_gguf_pytorch_utils), checked_loading(name, ()):
         model = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,

@@ -12,6 +12,7 @@ read them.
 
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,16 @@ _FORMATS: Final = dict(
 )
 # Bytes of a file that are read at once.
 _PIECE: Final = 1 << 22
+
+
+# Fields of the tokens that end a text, a turn or a message.
+_ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+
+
+def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
+    """Tokens that end a sequence, of a header's fields."""
+    found = [fields[name] for name in _ENDS if name in fields]
+    return [token for place, token in enumerate(found) if token not in found[:place]]
 
 
 class GgufVersionError(ValueError):
@@ -133,13 +144,19 @@ def header_of(path: Path, file: int, size: int) -> GgufHeader:
             f"{path} is not a GGUF file: it starts with {start!r}, a GGUF file with {_MAGIC!r}"
         )
     try:
-        return _Reader(file, size).header()
+        header = _Reader(file, size).header()
     except GgufVersionError as error:
         raise GgufVersionError(f"{path}: {error}") from error
     except ValueError as error:
         raise ValueError(
             f"{path} is cut short or damaged: it has {size} bytes, and {error}"
         ) from error
+    if (num_parts := header.fields.get("split.count", 1)) not in (0, 1):
+        raise ValueError(
+            f"{path} is one of {str(num_parts)[:20]} files of a model: merge them into one, as "
+            "gguf-split --merge does"
+        )
+    return header
 
 
 class _Reader:

@@ -25,6 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.families.table import family_of_gguf
+from pagedserve.models.load.gguf_fields import LIKE_LLAMA3
 from pagedserve.models.load.gguf_header import GgufHeader, TextList, read_header
 from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 
@@ -182,6 +183,7 @@ def _byte_level(metadata: _Metadata) -> Tokenizer:
             continuing_subword_prefix="",
             end_of_word_suffix="",
             fuse_unk=False,
+            ignore_merges=metadata.fields.get("pre") in LIKE_LLAMA3,
         )
     )
     split = SPLITS[metadata.fields.get("pre", "default")]
@@ -317,7 +319,9 @@ def _add_special_tokens(backend: Tokenizer, metadata: _Metadata) -> dict[str, st
     special = {*control, *named.values()} - {*user_defined}
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in sorted(special)])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user_defined])
-    starts = fields.get("add_bos_token", fields["model"] == "llama")
+    starts = fields.get(
+        "add_bos_token", fields["model"] == "llama" or fields.get("pre") in LIKE_LLAMA3
+    )
     ends = fields.get("add_eos_token", False)
     around = [named.get("bos_token") if starts else None, named.get("eos_token") if ends else None]
     _surround(backend, *around)

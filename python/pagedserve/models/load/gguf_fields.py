@@ -1,0 +1,118 @@
+"""Fields of GGUF files that transformers does not read, added to the config that it makes.
+
+Without them the model would run with other numbers than its file says.  What a config cannot say is
+refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedserve.errors import ModelLoadError
+from pagedserve.models.load.gguf_header import GgufHeader, end_token_ids
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig
+
+# Values of tokenizer.ggml.pre.  As llama.cpp reads such files, texts begin with the first token
+# unless one says otherwise, and a word that is a token needs no merges.
+LIKE_LLAMA3: Final = frozenset(
+    (
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
+        *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    )
+)
+_DIVISORS: Final = "rope_freqs.weight"
+# Divisors of short and of long sequences.
+_SETS: Final = "rope_factors_"
+# What Llama 3.1 to 3.3 were trained with, besides the factor.
+_LLAMA3: Final = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def rope_divisors(reader: "GGUFReader") -> NDArray[np.float32] | None:
+    """Divisors of the rotary frequencies, float32 ``[head size / 2]``; None without any."""
+    found = next((tensor for tensor in reader.tensors if tensor.name == _DIVISORS), None)
+    return None if found is None else np.array(found.data, np.float32)
+
+
+def complete_config(
+    config: "PretrainedConfig", header: GgufHeader, divisors: NDArray[np.float32] | None
+) -> None:
+    """Add what a file says of rotary embeddings and of the tokens that end a sequence.
+
+    Args:
+        config: As transformers made it of the file; changed.
+        header: Header of the file.
+        divisors: As ``rope_divisors`` found them.
+
+    Raises:
+        ModelLoadError: The file has a rotary embedding that a config cannot say.
+    """
+    if len(ends := end_token_ids(header.fields)) > 1:
+        known = config.eos_token_id
+        more = known if isinstance(known, list) else []  # of Gemma 4
+        config.eos_token_id = list(dict.fromkeys([*ends, *more]))
+    parameters = _full_attention(config)
+    # Scaled as transformers reads it (gpt-oss), or as its class has it (Gemma 4).
+    if parameters.get("rope_type", "default") != "default":
+        return
+    if any(tensor.name.startswith(_SETS) for tensor in header.tensors):
+        raise _unreadable(f"it has {_SETS}long and {_SETS}short")
+    scaling = _scaling(str(header.fields.get("general.architecture")), header.fields)
+    if scaling and divisors is not None:
+        raise _unreadable(f"it has {_DIVISORS} beside {scaling}")
+    if divisors is not None:
+        scaling = {**_LLAMA3, "factor": float(divisors.max())}
+    parameters.update(scaling)
+    if divisors is not None and not _divides_so(config, divisors):
+        raise _unreadable(f"its {_DIVISORS} are not those of Llama 3")
+
+
+def _scaling(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a scaled rotary embedding, as a config has them; empty without scaling."""
+
+    def own(key: str) -> Any:
+        return fields.get(f"{architecture}.rope.{key}")
+
+    factor = own("scaling.factor") or own("scale_linear")
+    kind = own("scaling.type") or ("linear" if factor else "none")
+    if kind == "none":
+        return {}
+    scaling = {"rope_type": kind, "factor": float(factor or 1.0)}
+    if kind == "yarn" and (original := own("scaling.original_context_length")):
+        return scaling | {"original_max_position_embeddings": int(original)}
+    if kind != "linear":
+        raise _unreadable(f"rope.scaling.type is {str(kind)[:80]!r}")
+    return scaling
+
+
+def _full_attention(config: "PretrainedConfig") -> dict[str, Any]:
+    """Rotary parameters of a config: where types of layers have theirs, those of full attention."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = parameters.get("full_attention")
+    return parameters if nested is None else nested
+
+
+def _divides_so(config: "PretrainedConfig", divisors: NDArray[np.float32]) -> bool:
+    """Whether a config divides its frequencies by these numbers."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
+    size = 2 * len(scaled)
+    theta = float(_full_attention(config)["rope_theta"])
+    plain = theta ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+    return divisors.shape == scaled.shape and np.allclose(plain / scaled, divisors, rtol=1e-3)
+
+
+def _unreadable(what: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{what}, which transformers does not read from GGUF files: give the model's directory"
+    )
