@@ -44,6 +44,23 @@ def test_parts_of_text_are_one_text(tokenizer: PreTrainedTokenizerFast) -> None:
     assert prompt.get("prompt") == "user hello\nthere . assistant"
 
 
+def test_a_refusal_of_the_assistant_is_its_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    part = {"type": "refusal", "refusal": "there"}
+    fields: list[Any] = [{"content": [part]}, {"content": None, "refusal": "there"}]
+    for refused in fields:
+        prompt = chat_prompt(tokenizer, [*HELLO, {"role": "assistant"} | refused])
+        assert words(prompt) == "user hello . assistant there . assistant"
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_developer_is_the_system_unless_the_template_names_the_role(
+    tokenizer: PreTrainedTokenizerFast, role: str
+) -> None:
+    template = f"{{{{ messages[0].content if messages[0].role == '{role}' }}}}"
+    messages = [{"role": "developer", "content": "hello"}, *HELLO]
+    assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello"
+
+
 def test_what_the_template_takes_is_handed_to_it(tokenizer: PreTrainedTokenizerFast) -> None:
     prompt = chat_prompt(
         tokenizer,

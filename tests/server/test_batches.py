@@ -386,7 +386,7 @@ def changed(tmp_path: Path, batch: Batch, **fields: Any) -> None:
 def test_a_server_ends_what_was_cancelled_or_expires_before_it(tmp_path: Path) -> None:
     with serving(tmp_path, {"max_num_seqs": 4}) as served, client_of(served) as client:
         slowly(served, 0.02)
-        first, second = create(client, lines(20)), create(client, lines(20))
+        first, second = (create(client, [b"nonsense", *lines(20)]) for _ in range(2))
         for batch in (first, second):
             wait_for(client, batch, lambda now: num_completed(now) >= 1)
     changed(tmp_path, first, expires_at=int(time.time()) - 1)
@@ -400,6 +400,9 @@ def test_a_server_ends_what_was_cancelled_or_expires_before_it(tmp_path: Path) -
             assert getattr(ended, f"{status}_at") is not None
             found = texts(answers(client, ended.output_file_id))
             assert 1 <= len(found) < 20
+            counts = {"total": 21, "completed": len(found), "failed": 1}
+            assert ended.request_counts is not None
+            assert ended.request_counts.to_dict() == counts
             assert found.items() <= expected(20).items()
         served.wait_until_idle()
     assert not list((tmp_path / "files").glob("file-0*"))

@@ -1,6 +1,7 @@
 """What clients send and get, against the formula that the model is."""
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -105,13 +106,16 @@ def test_all_log_probabilities(serve: Serve) -> None:
         assert all(len(entry["top_logprobs"]) == FormulaModel.vocab_size for entry in entries)
 
 
-def test_several_greedy_outputs_are_equal(served: Served, formula: FormulaModel) -> None:
-    answer = served.complete(prompt=PROMPT, max_tokens=3, n=3).json()
+@pytest.mark.parametrize("temperature", [0, 1e-6])
+def test_several_greedy_outputs_are_equal(
+    served: Served, formula: FormulaModel, temperature: float
+) -> None:
+    complete = partial(served.complete, prompt=PROMPT, max_tokens=3, n=3, temperature=temperature)
+    answer = complete().json()
     wanted = text_after(formula, PROMPT, 3)
     assert [choice["text"] for choice in answer["choices"]] == [wanted] * 3
     assert answer["usage"]["completion_tokens"] == 9
-    found = events(served.complete(prompt=PROMPT, max_tokens=3, n=3, stream=True))
-    assert texts(found, 3) == [wanted] * 3
+    assert texts(events(complete(stream=True)), 3) == [wanted] * 3
 
 
 def test_echo_without_new_tokens_scores_the_prompt(served: Served) -> None:

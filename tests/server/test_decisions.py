@@ -144,3 +144,8 @@ def test_a_missing_state_and_an_unknown_model(served: Served) -> None:
 
 def test_media_lists_that_are_empty_attach_nothing(served: Served) -> None:
     assert decide(served, images=[], audio=[], videos=[], priority=3).status_code == 200
+
+
+def test_how_long_a_model_is_kept_is_passed_over(served: Served) -> None:
+    """Ollama's package sends it."""
+    assert decide(served, keep_alive="5m").status_code == 200

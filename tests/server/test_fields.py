@@ -301,6 +301,12 @@ def test_a_bad_field_of_a_chat_is_named(shared: Served, body: dict[str, Any], pa
     assert answer.json()["error"]["param"] == param
 
 
+def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> None:
+    harmless = {"prompt_cache_key": "a", "prompt_cache_options": {"mode": "explicit"}}
+    given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
+    assert shared.http.post("/v1/chat/completions", json=given).status_code == 200
+
+
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:
     score = partial(choice, shared, prompt="x" * 128, echo=True, max_tokens=0, logprobs=1)
     logprobs = score()["logprobs"]

@@ -41,6 +41,7 @@ ROUTES: Final = {
     "rerank": "/rerank",
     "abort": "/abort_requests",
     "load": "/v1/load_lora_adapter",
+    "ollama": "/api/chat",
 }
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "completion": {"prompt": PROMPT, "max_tokens": 1},
@@ -53,6 +54,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
     "rerank": {"query": "x"},
     "abort": {},
     "load": {"lora_name": "x", "lora_path": "x"},
+    "ollama": {"model": "formula", "messages": [{"role": "user", "content": "x"}], "stream": False},
 }
 
 
@@ -66,6 +68,10 @@ def message(**fields: Any) -> dict[str, Any]:
 
 def structured(**given: Any) -> dict[str, Any]:
     return {"structured_outputs": given}
+
+
+def stopped(stop: str | list[str]) -> dict[str, Any]:
+    return {"options": {"num_predict": 1, "stop": stop}}
 
 
 def texts(number: int) -> list[str]:
@@ -107,6 +113,9 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ),
     ("stop_sequences", "strings"): ("message", lambda n: {"stop_sequences": texts(n)}),
     ("stop_sequences[]", "characters"): ("message", lambda n: {"stop_sequences": ["x" * n]}),
+    ("options.stop", "characters"): ("ollama", lambda n: stopped("x" * n)),
+    ("options.stop", "strings"): ("ollama", lambda n: stopped(texts(n))),
+    ("options.stop[]", "characters"): ("ollama", lambda n: stopped(["x", "x" * n])),
     ("system", "parts"): ("message", lambda n: {"system": [{"type": "text", "text": "x"}] * n}),
     ("messages", "messages"): (
         "chat",
@@ -195,9 +204,11 @@ def test_a_bound_is_where_it_is_said_to_be(large: Served, bound: Bound) -> None:
     most = most_of(bound)
     name = re.split(r"[.\[]", bound.path)[0]
     refused = post(large, route, fields(most + 1))
-    error = refused.json()["error"]
+    found = refused.json()["error"]
+    error = {"message": found} if route == "ollama" else found
     assert (refused.status_code, error.get("param", name)) == (400, name)
-    assert ("param" in error) == (route != "message")  # whose errors name it in the text alone
+    # Errors of the others name it in the text alone.
+    assert ("param" in error) == (route not in {"message", "ollama"})
     assert error["message"].startswith(name)
     assert f" has {most + 1} {bound.unit}; at most {most} are accepted" in error["message"]
     answered = post(large, route, fields(most))
@@ -229,6 +240,13 @@ HOSTILE: Final[dict[str, tuple[str, Callable[[], bytes], str]]] = {
     "text": (
         "chat",
         lambda: b'{"messages": [{"role": "user", "content": "x", "y": "' + b"x" * 900_000 + b'"}]}',
+        "characters; at most 524288",
+    ),
+    "refusal": (
+        "chat",
+        lambda: json.dumps(
+            message(content=[{"type": "refusal", "refusal": "x" * 900_000}])
+        ).encode(),
         "characters; at most 524288",
     ),
     "depth": (

@@ -7,6 +7,8 @@ from typing import Any
 import ollama
 import pytest
 
+from pagedserve.server.ollama.conversion import chat_of
+from pagedserve.server.ollama.protocol import OllamaChatBody
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.formula import FormulaModel
@@ -265,6 +267,22 @@ def test_functions_are_tools_and_their_results_messages(
     assert again.message.content == choice["message"]["content"]
 
 
+def test_results_belong_to_calls_by_id_then_name_then_order() -> None:
+    calls = [{"id": name * 2, "function": {"name": name}} for name in "abc"]
+    calls.append({"id": "other", "function": {"name": "c"}})
+    results = [{"tool_call_id": "other"}, {"tool_name": "b"}, {}, {"tool_call_id": "unknown"}]
+    given = [
+        {"role": "assistant", "tool_calls": calls},
+        *({"role": "tool", "content": "1"} | result for result in results),
+    ]
+    body = {"model": "formula", "messages": given}
+    asked, *answered = chat_of(OllamaChatBody.model_validate(body)).messages
+    ids = [call["id"] for call in asked["tool_calls"]]
+    assert len(set(ids)) == len(ids)
+    found = [(message["name"], ids.index(message["tool_call_id"])) for message in answered]
+    assert found == [("c", 3), ("b", 1), ("a", 0), ("c", 2)]
+
+
 def test_a_last_message_of_the_assistant_is_continued(
     server: Served, client: ollama.Client
 ) -> None:
@@ -350,6 +368,10 @@ def test_more_refusals(server: Served, serve: Serve) -> None:
         400,
         "system is given with raw",
     )
+    raw = {"model": "formula", "prompt": "a", "raw": True, "options": {"num_predict": 0}}
+    answer = server.http.post("/api/generate", json=raw)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("options.num_predict is 0")
     long = {"model": "formula", "prompt": "a" * 7000}
     assert "7000 characters" in server.http.post("/api/generate", json=long).json()["error"]
     answer = server.http.post("/api/pull", json={"model": "formula"})

@@ -18,9 +18,12 @@ from pagedserve.engine.defaults import server_defaults
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Process, Served
+from tests.server.test_batches import answers, client_of, create, wait_for
 from tests.support.classifiers import save_classifier
 
 TEXTS = ["A cat sits on the mat.", "A dog lies on the rug.", "Stocks fell sharply.", "x"]
+# More than can be answered within a moment.
+MANY: Any = {"input": [f"{'word ' * 200}{place}" for place in range(600)]}
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,10 @@ def offline(minilm: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def embedding(minilm: Path) -> Iterator[Served]:
+def embedding(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of MiniLM in this process."""
-    with serving(minilm, served_model_name=("minilm",)) as served:
+    directory = str(tmp_path_factory.mktemp("batches"))
+    with serving(minilm, served_model_name=("minilm",), batch_directory=directory) as served:
         yield served
 
 
@@ -281,14 +285,28 @@ def test_limits_and_metrics_are_those_of_all_requests(embedding: Served) -> None
 
 
 def test_who_leaves_or_has_no_time_ends_its_requests(embedding: Served) -> None:
-    many = {"input": [f"{'word ' * 200}{place}" for place in range(600)]}
     with suppress(httpx.TimeoutException):
-        embedding.http.post("/v1/embeddings", json=many, timeout=0.2)
+        embedding.http.post("/v1/embeddings", json=MANY, timeout=0.2)
     embedding.wait_until_idle()
-    answer = embedding.http.post("/v1/embeddings", json=many | {"timeout": 0.05})
+    answer = embedding.http.post("/v1/embeddings", json=MANY | {"timeout": 0.05})
     assert answer.status_code == 503
     assert "aborted" in answer.json()["error"]["message"]
     embedding.wait_until_idle()
+
+
+def test_a_line_of_a_batch_that_has_no_time_is_an_error(embedding: Served) -> None:
+    bodies = {"late": MANY | {"timeout": 0.0001}, "good": {"input": TEXTS}}
+    given = [
+        {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body}
+        for name, body in bodies.items()
+    ]
+    with client_of(embedding) as client:
+        ended = wait_for(client, create(client, given, endpoint="/v1/embeddings"))
+        (refused,) = answers(client, ended.error_file_id)
+        (answered,) = answers(client, ended.output_file_id)
+    assert ended.status == "completed"
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("late", 503)
+    assert answered["custom_id"] == "good"
 
 
 def test_the_engine_without_http(minilm: Path, offline: LLM) -> None:

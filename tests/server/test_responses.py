@@ -383,6 +383,27 @@ def test_items_are_messages_of_a_chat() -> None:
     assert len({item.id for item in items}) == len(items)
 
 
+def test_reasoning_items_of_one_turn_are_joined() -> None:
+    given = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+        for text in ("one, ", "two")
+    ]
+    assert messages_of(None, items_of(ITEMS.validate_python(given))) == [
+        {"role": "assistant", "content": "", "reasoning_content": "one, two"}
+    ]
+
+
+def test_a_call_of_a_long_name_is_continued(client: openai.OpenAI) -> None:
+    """The model made it up, so no bound of the names of tools holds for it."""
+    text = CALL.replace("weather", "f" * 300)
+    first = create(client, tools=[WEATHER], max_output_tokens=400, **says(text))
+    (call,) = first.output
+    assert call.name == "f" * 300
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+    answer = create(client, previous_response_id=first.id, input=[result], **says("a"))
+    assert answer.output_text == "a"
+
+
 def test_any_unicode_is_answered_or_refused(server: Served) -> None:
     item = {"type": "function_call", "call_id": "\ud800", "name": "f", "arguments": "{}"}
     for body in (
@@ -443,6 +464,20 @@ def test_truncation_drops_the_oldest_turns(client: openai.OpenAI) -> None:
     kept = (4096 - 10 - fixed) // turn
     assert answer.usage.input_tokens == fixed + kept * turn
     assert answer.usage.output_tokens == 10
+
+
+def test_truncation_keeps_the_last_turn_where_a_response_may_be_shorter(
+    client: openai.OpenAI,
+) -> None:
+    items = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "x" * 200},
+        {"role": "assistant", "content": "y"},
+        {"role": "user", "content": "z" * 4000},
+    ]
+    answer = create(client, input=items, truncation="auto", max_output_tokens=200)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len("s:s;u:;|a:") + 4000
 
 
 def test_retrieve_and_delete(client: openai.OpenAI) -> None:
@@ -648,6 +683,7 @@ def test_what_cannot_change_an_answer_is_passed_over(client: openai.OpenAI) -> N
         user="a",
         safety_identifier="b",
         prompt_cache_key="c",
+        top_logprobs=0,
         service_tier="auto",
         max_tool_calls=3,
         text={"verbosity": "low"},

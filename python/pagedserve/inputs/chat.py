@@ -95,6 +95,7 @@ def chat_prompt(
         from pagedserve.inputs.templates import bounded
 
     _check_variables(tokenizer, chat_template_kwargs or {})
+    conversation = _with_known_roles(conversation, chat_template or tokenizer.chat_template)
     found = [part for message in conversation for part in _images_of(message)]
     _check_images(found, images)
     render = bounded(
@@ -121,6 +122,19 @@ def chat_prompt(
     if found:
         prompt["multi_modal_data"] = {"image": images_of_parts(found)}
     return prompt
+
+
+def _with_known_roles(conversation: Conversation, template: object) -> Conversation:
+    """Make developer messages system messages, as OpenAI's are, unless a template names the role.
+
+    Most templates raise for a role that they do not know, or drop its text.
+    """
+    if "developer" in str(template):
+        return conversation
+    return [
+        {**message, "role": "system"} if message.get("role") == "developer" else message
+        for message in conversation
+    ]
 
 
 def _check_variables(tokenizer: Tokenizer, given: Mapping[str, Any]) -> None:
@@ -165,7 +179,7 @@ def _takes_parts(render: Callable[..., Any]) -> bool:
 def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, Any]:
     """Convert a message for the template; ``token`` replaces each image in a text."""
     message = _with_calls(message)
-    parts = _parts_of(message.get("content"))
+    parts = _parts_of(_content_of(message))
     if not takes_parts:
         texts = (token if _is_image(part) else _text_of(part) for part in parts)
         return {**message, "content": "\n".join(texts)}
@@ -223,6 +237,12 @@ def text_of_content(content: object) -> str:
     return "\n".join(_text_of(part) for part in _parts_of(content) if not _is_image(part))
 
 
+def _content_of(message: Message) -> object:
+    """Content of a message; a refusal of the assistant is in a separate field."""
+    content = message.get("content")
+    return message.get("refusal") if content is None else content
+
+
 def _images_of(message: Message) -> list[Message]:
     return [part for part in _parts_of(message.get("content")) if _is_image(part)]
 
@@ -243,9 +263,10 @@ def _text_of(part: object) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or kind not in ("text", None) or "text" not in part:
+    name = "refusal" if kind == "refusal" else "text"  # a refusal of the assistant is its text
+    if not isinstance(part, Mapping) or kind not in ("text", "refusal", None) or name not in part:
         raise RequestError(
             f"a message has a part of type {kind!r}; accepted are text and image_url",
             param="messages",
         )
-    return str(part["text"] or "")
+    return str(part[name] or "")

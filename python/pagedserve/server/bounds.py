@@ -72,6 +72,9 @@ BOUNDS: Final = (
     Bound("stop[]", 1024, "characters"),
     Bound("stop_sequences", 16, "strings"),
     Bound("stop_sequences[]", 1024, "characters"),
+    Bound("options.stop", 1024, "characters"),  # of Ollama
+    Bound("options.stop", 16, "strings"),
+    Bound("options.stop[]", 1024, "characters"),
     Bound("stop_token_ids", 1024, "token ids"),
     Bound("allowed_token_ids", VOCABULARY, "token ids"),
     Bound("logit_bias", 1024, "token ids"),
@@ -158,7 +161,7 @@ _RULES: Final = _rules()
 _OTHER: Final = _Rule(OTHER_FIELDS["characters"])
 _TEXT: Final = _Rule()
 # Types of content parts, besides results of tools, that are text.
-_TEXT_PARTS: Final = (None, "text", "thinking", "tool_use")
+_TEXT_PARTS: Final = (None, "text", "refusal", "thinking", "tool_use")
 
 
 def check_bounds(body: Mapping[str, Any], sizes: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.adapters import ServedAdapters
 from pagedserve.server.bounds import SMALL_BODY_BYTES
-from pagedserve.server.errors import ServerError
+from pagedserve.server.errors import ServerError, UnavailableError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.options import LoraModule, ServerArgs
@@ -123,14 +123,15 @@ class Context:
         """Check that requests are accepted.
 
         Raises:
-            ServerError: 503, with the reason.
+            UnavailableError: The server starts or ends.
+            ServerError: 503, the engine has died.
         """
         if self.is_draining:
-            raise ServerError(503, "the server is shutting down", retry_after=5)
+            raise UnavailableError("the server is shutting down", retry_after=5)
         if self.client.errored:
             raise ServerError(503, str(self.client.dead_error))
         if not (self.client.is_running and self.admission.max_num_seqs):
-            raise ServerError(503, "the model is being loaded", retry_after=5)
+            raise UnavailableError("the model is being loaded", retry_after=5)
 
     async def abort(self, running: Running) -> None:
         """Abort a response; one whose prompts are still being prepared ends after that."""

@@ -76,6 +76,14 @@ class ServerError(Exception):
         return _TYPES.get(self.status, "InternalServerError")
 
 
+class UnavailableError(ServerError):
+    """A refusal because others run or wait, or the server starts or ends: it may be tried again."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        """Create an error of status 503; see ``ServerError``."""
+        super().__init__(503, message, retry_after=retry_after)
+
+
 def scrubbed(message: str) -> str:
     """Remove paths and addresses from a message, and bound its length."""
     return _PRIVATE.sub(lambda found: found[1] or "...", message)[: _MAX_PROBLEMS * _MAX_CHARS]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.server.errors import ServerError
+from pagedserve.server.errors import ServerError, UnavailableError
 
 # The last ends of this many requests estimate how fast capacity becomes free.
 _NUM_ENDS: Final = 64
@@ -80,7 +80,8 @@ class Admission:
             prompts: Approximate number of tokens by the prompt's id in the engine.
 
         Raises:
-            ServerError: 503, the queue is full; 400, the request exceeds the limit alone.
+            UnavailableError: The queue is full.
+            ServerError: 400, the request exceeds the limit alone.
         """
         self._check_seqs(num_seqs)
         num_tokens = sum(prompts.values())
@@ -106,8 +107,7 @@ class Admission:
         if self.num_seqs + num_seqs > self.most:
             self.num_refused["max_num_queued_reqs"] += 1
             num_ended = sum(seqs for _, seqs, _ in self._ends)
-            raise ServerError(
-                503,
+            raise UnavailableError(
                 f"{self.num_seqs} sequences run or wait; at most {self.most} are accepted",
                 retry_after=self._seconds_for(self.num_seqs + num_seqs - self.most, num_ended),
             )
@@ -118,8 +118,7 @@ class Admission:
         if queued and queued + num_tokens > most:
             self.num_refused["max_num_queued_tokens"] += 1
             num_ended = sum(tokens for _, _, tokens in self._ends)
-            raise ServerError(
-                503,
+            raise UnavailableError(
                 f"{queued} prompt tokens wait; at most {most} are accepted, and the request has "
                 f"about {num_tokens}",
                 retry_after=self._seconds_for(queued + num_tokens - most, num_ended),

@@ -5,7 +5,7 @@ from typing import Any, Final
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
-from pagedserve.sampling_params.checks import truncate_prompt_tokens
+from pagedserve.sampling_params.checks import temperature, truncate_prompt_tokens
 from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.bounds import MAX_PROMPTS, check_schema
@@ -202,7 +202,7 @@ def _common(body: Body, default: SamplingParams, *, closes: bool) -> dict[str, A
     if searches and "temperature" not in own:
         given["temperature"] = 0.0
     given["n"] = body.n or 1
-    is_greedy = given["temperature"] == 0 or given["top_k"] == 1
+    is_greedy = temperature("temperature", given["temperature"]) == 0 or given["top_k"] == 1
     if is_greedy and not searches and own.get("best_of") in {None, body.n}:
         # All outputs would be equal: one is generated, and repeated.
         given |= {"n": 1, "best_of": None}

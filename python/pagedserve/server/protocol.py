@@ -37,6 +37,7 @@ HARMLESS: Final = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "session_id",
         "verbosity",

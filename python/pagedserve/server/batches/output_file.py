@@ -155,17 +155,23 @@ class OutputFile:
         self.num_errors += is_error
 
 
-def divide(responses: Path, output: Path, errors: Path) -> None:
+def divide(responses: Path, output: Path, errors: Path) -> tuple[int, int]:
     """Divide a file of responses into one of successes and one of errors, which may be empty.
+
+    Returns:
+        Numbers of successes and of errors.
 
     Raises:
         OSError: One cannot be read or written.
     """
     with responses.open("rb") as lines, output.open("wb") as good, errors.open("wb") as bad:
+        num_good = num_lines = 0
         for line in lines:
             found = _LINE.match(line)
             is_success = found is not None and found[3] is not None and int(found[3]) == _SUCCESS
             (good if is_success else bad).write(line)
+            num_good, num_lines = num_good + is_success, num_lines + 1
+    return num_good, num_lines - num_good
 
 
 def _response(status: int, request_id: str, body: bytes) -> bytes:

@@ -25,7 +25,7 @@ from pagedserve.server.body import sizes_of, validated
 from pagedserve.server.chat import chat_job
 from pagedserve.server.completions import completion_job
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError, reported
+from pagedserve.server.errors import UnavailableError, reported
 from pagedserve.server.job import Job
 from pagedserve.server.pooling import embedding_job
 from pagedserve.server.protocol import ChatBody, CompletionBody, EmbeddingBody
@@ -34,7 +34,6 @@ from pagedserve.server.responses.job import responses_job
 
 T = TypeVar("T")
 
-_UNAVAILABLE: Final = 503
 # Seconds until a request is tried again that the server had no capacity for.
 _RETRY: Final = 0.2
 # Seconds between checks whether requests of others leave capacity.
@@ -206,8 +205,8 @@ class BatchRun:
         while True:
             try:
                 return await attempt()
-            except ServerError as error:
-                if error.status != _UNAVAILABLE or self._context.client.errored:
+            except UnavailableError:
+                if self._context.client.errored:
                     raise
             await asyncio.sleep(_RETRY)
 

@@ -259,7 +259,10 @@ class BatchService:
         if responses.exists():
             output_id, error_id = (batch.id.replace("batch_", "file-") + each for each in "oe")
             output, errors = self.files.path(output_id), self.files.path(error_id)
-            await to_end(partial(divide, responses, output, errors))
+            counts = batch.request_counts
+            counts.completed, counts.failed = await to_end(
+                partial(divide, responses, output, errors)
+            )
             if self.files.add_output(owner, output_id, f"{batch.id}_output.jsonl"):
                 batch.output_file_id = output_id
             if self.files.add_output(owner, error_id, f"{batch.id}_error.jsonl"):

@@ -1,7 +1,7 @@
 """Requests of Ollama's API, converted to chats and completions."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import JsonSchema, ResponseFormat
@@ -31,6 +31,20 @@ NAMES: Final = {
 _CALL_ID: Final = "call{:05}"
 
 
+class _Call(NamedTuple):
+    """A call without a result.
+
+    Attributes:
+        name: Name of the tool.
+        given_id: Id of the call in the request.
+        call_id: Id of the call in the chat.
+    """
+
+    name: str
+    given_id: str | None
+    call_id: str
+
+
 def chat_of(body: OllamaChatBody) -> ChatBody:
     """Convert a request to the chat that it describes."""
     return _chat(body, [*_messages_of(body.messages)], tools=body.tools or None)
@@ -57,7 +71,8 @@ def completion_of(body: GenerateBody, *, max_model_len: int) -> CompletionBody:
         if getattr(body, name):
             raise RequestError(f"{name} is given with raw, whose prompt is the whole text")
     fields = _common(body)
-    fields["max_tokens"] = fields["max_tokens"] or max_model_len
+    if fields["max_tokens"] is None:
+        fields["max_tokens"] = max_model_len
     fields["logprobs"] = body.top_logprobs if body.logprobs else None
     completion = CompletionBody(prompt=body.prompt, **fields)
     completion.arrived_with(body.num_bytes)
@@ -127,7 +142,7 @@ def _thinking(body: OllamaBody) -> dict[str, Any]:
 
 def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
     """Messages of the chat; calls get ids, and the results of tools those of the calls before."""
-    waiting: list[tuple[str, str]] = []  # names and ids of calls without results
+    waiting: list[_Call] = []
     num_calls = 0
     for message in messages:
         found: dict[str, Any] = {"role": message.role, "content": _content_of(message)}
@@ -138,7 +153,7 @@ def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
             for call in message.tool_calls:
                 call_id = _CALL_ID.format(num_calls)
                 num_calls += 1
-                waiting.append((call.function.name, call_id))
+                waiting.append(_Call(call.function.name, call.id, call_id))
                 calls.append(
                     {"id": call_id, "type": "function", "function": call.function.model_dump()}
                 )
@@ -148,14 +163,16 @@ def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def _result_of(message: MessageParam, waiting: list[tuple[str, str]]) -> dict[str, str]:
-    """Name and id of the call that a message answers: the first of its name, else the first."""
-    named = next((call for call in waiting if call[0] == message.tool_name), None)
-    answered = named or (waiting[0] if waiting else None)
+def _result_of(message: MessageParam, waiting: list[_Call]) -> dict[str, str]:
+    """Name and id of the call that a message answers: by id, else by name, else the first."""
+    by_id = [call for call in waiting if call.given_id and call.given_id == message.tool_call_id]
+    by_name = [call for call in waiting if call.name == message.tool_name]
+    answered = next(iter([*by_id, *by_name, *waiting]), None)
+    name, call_id = message.tool_name, message.tool_call_id
     if answered is not None:
         waiting.remove(answered)
-    name, call_id = answered or ("", "")
-    found = {"name": message.tool_name or name, "tool_call_id": message.tool_call_id or call_id}
+        name, call_id = name or answered.name, answered.call_id
+    found = {"name": name, "tool_call_id": call_id}
     return {key: value for key, value in found.items() if value}
 
 

@@ -4,7 +4,7 @@ Options of memory and loading are part of the types, and passed over; any other 
 refused by name.
 """
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -35,7 +35,7 @@ class Options(NullsLeftOut):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
-    stop: str | list[Annotated[str, Field(max_length=1024)]] | None = None
+    stop: str | list[str] | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
@@ -99,6 +99,7 @@ class ToolCall(_Part):
 
     model_config = ConfigDict(extra="ignore")
 
+    id: str | None = Field(default=None, max_length=256)
     function: CalledFunction
 
 

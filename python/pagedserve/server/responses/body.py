@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from pagedserve.errors import RequestError
 from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import JsonSchema, Metadata, NullsLeftOut
-from pagedserve.server.protocol import ABSENT, HARMLESS, MAX_INT, ReasoningEffort, SamplingBody
+from pagedserve.server.protocol import ABSENT, MAX_INT, ReasoningEffort, SamplingBody
 from pagedserve.server.responses.items import Input
 from pagedserve.server.tool_fields import Function, Grammar, TextFormat, ToolName
 
@@ -122,7 +122,6 @@ class ResponsesBody(SamplingBody):
     """``POST /v1/responses``."""
 
     may_have_images: ClassVar[bool] = True
-    harmless: ClassVar[frozenset[str]] = HARMLESS | {"prompt_cache_options"}
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {
         "background": (False,),
         "background_options": (),
@@ -157,7 +156,7 @@ class ResponsesBody(SamplingBody):
     @property
     def has_logprobs(self) -> bool:
         """Whether the text has log-probabilities."""
-        return LOGPROBS in self.include or self.top_logprobs is not None
+        return LOGPROBS in self.include or bool(self.top_logprobs)
 
     def check_fields(self, *, allows_unknown: bool) -> None:
         """Run the checks of all requests, and refuse fields that cannot be followed."""

@@ -130,13 +130,14 @@ async def truncated_prompt(text: Tokenization, chat: ChatBody, num_new: int) -> 
     messages = chat.messages
     starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
     head = messages[:1] if messages[0]["role"] == "system" else []
+    # The last turn is kept where even it does not fit: a shorter response may.
     low, high = 1, len(starts) - 1
     while low <= high:
         middle = (low + high) // 2
         kept = {"messages": head + messages[starts[middle] :]}
         tried = await text.chat_prompt(chat.model_copy(update=kept))
-        if len(tried["prompt_token_ids"]) <= most:
-            found, high = tried, middle - 1
-        else:
-            low = middle + 1
+        fits = len(tried["prompt_token_ids"]) <= most
+        if fits or middle == len(starts) - 1:
+            found = tried
+        low, high = (low, middle - 1) if fits else (middle + 1, high)
     return found

@@ -98,7 +98,7 @@ class _CallItem(_Item):
 
     id: _Id | None = None
     call_id: _Id
-    name: _Id
+    name: str  # the model may have made it up
     status: _Status | None = None
 
 
@@ -287,7 +287,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     if "tool_calls" in message:
         last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
     if "reasoning_content" in message:
-        last["reasoning_content"] = message["reasoning_content"]
+        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
 
 
 def _begins_turn(last: dict[str, Any], message: dict[str, Any]) -> bool:
