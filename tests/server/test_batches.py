@@ -492,6 +492,7 @@ def test_sizes_and_numbers_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(service, "MAX_BATCHES", 2)
         second = client.batches.create(input_file_id=batch.input_file_id, **again)
         assert [each.id for each in client.batches.list()] == [second.id, batch.id]
+        wait_for(client, second)
         served.wait_until_idle()
 
 
