@@ -12,7 +12,7 @@ HOME: Final = "models/families/"
 # Files with such names that are no names of families, and why.
 ALLOWED: Final = {
     "config/reasoning.py": "formats of reasoning, as options name them",
-    "models/load/gguf_fields.py": "kinds of tokenizers, as GGUF files name them",
+    "models/load/gguf_header.py": "kinds of tokenizers, as GGUF files name them",
     "models/tokenizer/agreement.py": "kinds of tokenizers, as GGUF files name them",
     "models/tokenizer/gguf_tokenizer.py": "kinds of tokenizers, as GGUF files name them",
     "output/beam.py": "types of beam search",

@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.models.families.table import DECODERS, family_of_gguf
-from pagedserve.models.load.gguf_header import end_token_ids
+from pagedserve.models.load.gguf_header import end_token_ids, rope_scaling
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
@@ -115,10 +115,7 @@ def _head_size(
 
 def _rope_parameters(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary scaling of layers with full attention, besides the divisors of frequencies."""
-    # Without a type it is linear, by a factor whose key had another name at first.
-    factor = _own(family, metadata, "rope.scaling.factor")
-    factor = _own(family, metadata, "rope.scale_linear") if factor is None else factor
-    kind = _own(family, metadata, "rope.scaling.type", "linear" if factor else "none")
+    kind, factor = rope_scaling(str(family.gguf), metadata)
     if kind == "none":
         return {}
     return {"rope_type": kind, "factor": 1.0 if factor is None else factor}

@@ -24,8 +24,8 @@ from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.load.bars import bars_of
 from pagedserve.models.load.config_checks import check_config
-from pagedserve.models.load.gguf_fields import LIKE_LLAMA3, complete_config, rope_divisors
-from pagedserve.models.load.gguf_header import GgufHeader, read_header
+from pagedserve.models.load.gguf_fields import complete_config, rope_divisors
+from pagedserve.models.load.gguf_header import LIKE_LLAMA3, GgufHeader, read_header
 from pagedserve.models.load.progress import quiet_logger, say
 
 if TYPE_CHECKING:

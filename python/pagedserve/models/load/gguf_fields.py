@@ -11,20 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.load.gguf_header import GgufHeader, end_token_ids
+from pagedserve.models.load.gguf_header import GgufHeader, end_token_ids, rope_scaling
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PretrainedConfig
 
-# Values of tokenizer.ggml.pre.  As llama.cpp reads such files, texts begin with the first token
-# unless one says otherwise, and a word that is a token needs no merges.
-LIKE_LLAMA3: Final = frozenset(
-    (
-        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
-        *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-    )
-)
 _DIVISORS: Final = "rope_freqs.weight"
 # Divisors of short and of long sequences.
 _SETS: Final = "rope_factors_"
@@ -78,16 +70,12 @@ def complete_config(
 
 def _scaling(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of a scaled rotary embedding, as a config has them; empty without scaling."""
-
-    def own(key: str) -> Any:
-        return fields.get(f"{architecture}.rope.{key}")
-
-    factor = own("scaling.factor") or own("scale_linear")
-    kind = own("scaling.type") or ("linear" if factor else "none")
+    kind, factor = rope_scaling(architecture, fields)
     if kind == "none":
         return {}
     scaling = {"rope_type": kind, "factor": float(factor or 1.0)}
-    if kind == "yarn" and (original := own("scaling.original_context_length")):
+    original = fields.get(f"{architecture}.rope.scaling.original_context_length")
+    if kind == "yarn" and original:
         return scaling | {"original_max_position_embeddings": int(original)}
     if kind != "linear":
         raise _unreadable(f"rope.scaling.type is {str(kind)[:80]!r}")

@@ -42,6 +42,12 @@ _FORMATS: Final = dict(
 _PIECE: Final = 1 << 22
 
 
+# Values of ``tokenizer.ggml.pre``.  As llama.cpp reads such files, texts begin with the first token
+# unless one says otherwise, and a word that is a token needs no merges.
+LIKE_LLAMA3: Final = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
+    *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+)
 # Fields of the tokens that end a text, a turn or a message.
 _ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
@@ -50,6 +56,21 @@ def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
     """Tokens that end a sequence, of a header's fields."""
     found = [fields[name] for name in _ENDS if name in fields]
     return [token for place, token in enumerate(found) if token not in found[:place]]
+
+
+def rope_scaling(architecture: str, fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Type of the scaling of rotary embeddings, "none" without any, and its factor or None.
+
+    Without a type it is linear, by a factor whose key had another name at first.
+
+    Args:
+        architecture: Name with which the keys begin.
+        fields: A header's fields.
+    """
+    start = f"{architecture}.rope."
+    factor = fields.get(f"{start}scaling.factor")
+    factor = fields.get(f"{start}scale_linear") if factor is None else factor
+    return fields.get(f"{start}scaling.type", "linear" if factor else "none"), factor
 
 
 class GgufVersionError(ValueError):

@@ -25,8 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.families.table import family_of_gguf
-from pagedserve.models.load.gguf_fields import LIKE_LLAMA3
-from pagedserve.models.load.gguf_header import GgufHeader, TextList, read_header
+from pagedserve.models.load.gguf_header import LIKE_LLAMA3, GgufHeader, TextList, read_header
 from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 
 _SPACE: Final = "▁"
@@ -63,8 +62,7 @@ _GPT4O: Final = rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}|
 # Expressions by ``tokenizer.ggml.pre``; None is GPT-2's, which ``ByteLevel`` has.  Models of the
 # last line were trained with digits apart, which transformers leaves out.
 SPLITS: Final[dict[str, str | None]] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"), _LLAMA3),
-    **dict.fromkeys(("pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys((*LIKE_LLAMA3, "dbrx", "smaug-bpe"), _LLAMA3),
     "tekken": _TEKKEN,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
