@@ -228,6 +228,8 @@ fn shapes() -> Vec<(String, Shape)> {
             ("bf16", DType::BFloat16, CacheDType::Auto),
             ("f32 int8", DType::Float32, CacheDType::Int8),
             ("bf16 int8", DType::BFloat16, CacheDType::Int8),
+            ("bf16 e4m3", DType::BFloat16, CacheDType::Float8E4M3),
+            ("bf16 e5m2", DType::BFloat16, CacheDType::Float8E5M2),
         ] {
             shapes.push((
                 format!("{num_heads}x{num_kv_heads}x{size} {name}"),

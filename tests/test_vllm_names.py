@@ -123,7 +123,7 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ),
         ({"data_parallel_size": True}, "data_parallel_size is True"),
         ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; it must be one of auto, int8"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype is 'nvfp4'; it must be one of auto, int8"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
         (

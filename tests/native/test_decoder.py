@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a type of the cache": (
         lambda given: given.update(cache_dtype="int4"),
-        r'cache_dtype is "int4"; it must be one of \["auto", "int8"\]',
+        r'cache_dtype is "int4"; it must be one of \["auto", "int8", "fp8_e4m3", "fp8_e5m2"\]',
     ),
 }
 

@@ -32,6 +32,7 @@ __all__ = [
 
 _DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Gate: TypeAlias = Literal["silu", "gelu_tanh"]
+_CacheDtype: TypeAlias = Literal["auto", "int8", "fp8_e4m3", "fp8_e5m2"]
 _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16", "neon"]
 # How many rows there are; those with adapters: [G] slots, [G + 1] where the rows of each begin in
 # the last, rows, ascending in a slot.
@@ -229,7 +230,7 @@ class DecoderLayer:
         adapters: _AdapterRows | None = None,  # of the tokens
         part: Literal["attention", "mlp"] | None = None,
         sums: int = 0,  # address of [T, F], written where there is a part
-        cache_dtype: Literal["auto", "int8"] = "auto",
+        cache_dtype: _CacheDtype = "auto",
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None:
@@ -290,7 +291,7 @@ class Decoder:
         seq_lens: NDArray[np.int32],  # [R]
         *,
         adapters: _AdapterRows | None = None,  # of the tokens
-        cache_dtype: Literal["auto", "int8"] = "auto",
+        cache_dtype: _CacheDtype = "auto",
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
     ) -> None:
@@ -635,7 +636,7 @@ def paged_attention(
     alibi: NDArray[np.float32] | None = None,  # [H]
     position_bias: NDArray[np.float32] | None = None,  # [H * N]
     causal: bool = True,
-    cache_dtype: Literal["auto", "int8"] = "auto",
+    cache_dtype: _CacheDtype = "auto",
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> None:
@@ -644,8 +645,8 @@ def paged_attention(
     The results are those of ``write_cache`` and ``paged_attention`` of
     pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
     ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
-    or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only
-    this function reads and writes.  Whole blocks may be copied between pools.
+    or as many bytes and 4 more for each token and KV head if ``cache_dtype`` is not "auto", that
+    only this function reads and writes.  Whole blocks may be copied between pools.
 
     R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 
@@ -682,9 +683,9 @@ def paged_attention(
             ``alibi``.
         causal: Whether a query attends to no later key; if False, a window has two sides.
         num_threads: Number of threads, the caller's included.
-        cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8" has a
-            bfloat16 scale for each token and KV head, and requires that ``block_size`` and
-            ``value_size`` are multiples of 16.
+        cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8",
+            "fp8_e4m3" and "fp8_e5m2" have a bfloat16 scale for each token and KV head, and require
+            that ``block_size`` and ``value_size`` are multiples of 16.
         instructions: Instruction set; None for the one in use.
 
     Raises:

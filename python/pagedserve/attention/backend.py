@@ -18,12 +18,14 @@ class AttentionBackend(ABC):
         can_record_graphs: whether CUDA graphs can record its calls, which then wait for nothing
             and read a step's rows on the device; adapters are applied by such kernels, too.
         fused_layers: kind of fused decoder layers that attend with it; None if none do.
+        stores_bytes: whether it supports pools of bytes with scales; see `CacheEngine`.
     """
 
     name: ClassVar[str]
     min_block_size: ClassVar[int] = 4
     can_record_graphs: ClassVar[bool] = False
     fused_layers: ClassVar[Literal["cpu", "gpu"] | None] = None
+    stores_bytes: ClassVar[bool] = False
 
     @abstractmethod
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -14,7 +14,12 @@ from torch import Tensor
 from pagedserve._core.cpu import paged_attention
 from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
-from pagedserve.host_ops.capabilities import DTYPE_NAMES, describe_kernels, has_kernels
+from pagedserve.host_ops.capabilities import (
+    DTYPE_NAMES,
+    cache_dtype_of,
+    describe_kernels,
+    has_kernels,
+)
 
 
 class RustBackend(AttentionBackend):
@@ -22,6 +27,7 @@ class RustBackend(AttentionBackend):
 
     name = "rust"
     fused_layers = "cpu"
+    stores_bytes = True
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Refuse what the kernels do not compute."""
@@ -78,6 +84,7 @@ class RustBackend(AttentionBackend):
             alibi=_numbers(options.alibi),
             position_bias=_numbers(options.position_bias),
             causal=options.causal,
+            cache_dtype=cache_dtype_of(pool),
             num_threads=torch.get_num_threads(),
         )
         return output

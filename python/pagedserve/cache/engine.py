@@ -3,7 +3,8 @@
 Owns the pools.  A block id means the same block in every layer of a KV group.  Device and host
 number their blocks separately.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and
 values of a token are adjacent, so that attention gathers both at once and a block is moved as one
-range.
+range.  A pool of bytes has ``D + Dv + 4`` of them, the last for scales, in an order that only an
+attention backend with ``stores_bytes`` knows.
 
 On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a separate stream, which events
 order against the steps.  On a CPU Rust does both, and without triton torch's operations.
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pagedserve._core import KVGroup
-from pagedserve.cache.layers import LayerShape
+from pagedserve.cache.layers import BYTES_FORMAT, KVFormat, LayerShape
 from pagedserve.cache.moves import BlockMoves
 from pagedserve.cache.states import LayerStates, StatePools
 from pagedserve.device import Cuda
@@ -144,7 +145,7 @@ class CacheEngine:
             num_gpu_blocks: blocks on the model's device, of any type.
             num_cpu_blocks: blocks for swapped sequences; 0 for none.
             block_size: tokens per block.
-            dtype: dtype of keys and values.
+            dtype: dtype of the pools: that of keys and values, or of bytes with scales.
             device: device of the model.
             cuda: the same device if kernels move its blocks, which needs triton; None moves them
                 with torch's operations.
@@ -207,10 +208,16 @@ class CacheEngine:
         return self._pools.cpu
 
 
+def kv_format(dtype: torch.dtype) -> KVFormat:
+    """How a pool of this dtype stores keys and values."""
+    return BYTES_FORMAT if dtype.itemsize == 1 else KVFormat(dtype.itemsize)
+
+
 def _empty_pool(
     layer: LayerShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    size = layer.key_size + layer.value_size
+    stored = kv_format(dtype)
+    size = layer.key_size + layer.value_size + stored.scale_bytes // stored.itemsize
     shape = (num_blocks, block_size, layer.num_kv_heads, size)
     if device.type == "cpu":
         return empty_in_huge_pages(*shape, dtype=dtype)

@@ -21,7 +21,7 @@ class KVFormat(NamedTuple):
 
 
 # One scale for the key and one for the value, as the kernel stores them (``rust/cpu``).
-INT8_FORMAT: Final = KVFormat(itemsize=1, scale_bytes=4)
+BYTES_FORMAT: Final = KVFormat(itemsize=1, scale_bytes=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,14 @@ from pagedserve.config.core_options import core_option, core_options
 from pagedserve.config.options import option, parse_bytes
 from pagedserve.errors import ConfigError
 
-KVCacheDtype: TypeAlias = Literal["auto", "int8"]
+KVCacheDtype: TypeAlias = Literal["auto", "int8", "fp8_e4m3", "fp8_e5m2"]
 
 # Names of vLLM.
-_DTYPE_ALIASES: Final = {"int8_per_token_head": "int8"}
+_DTYPE_ALIASES: Final = {
+    "fp8": "fp8_e4m3",
+    "fp8_per_token_head": "fp8_e4m3",
+    "int8_per_token_head": "int8",
+}
 
 
 def _kv_cache_dtype(name: str, value: object) -> object:
@@ -62,11 +66,12 @@ class CacheArgs:
     kv_cache_dtype: KVCacheDtype = option(
         "auto",
         _kv_cache_dtype,
-        "Storage type of keys and values: auto is dtype; int8 has a scale for each token and KV "
-        "head, so that almost twice as many blocks fit as of bfloat16, or four times as many as of "
-        "float32. The native backend supports int8, with a block_size that is a multiple of 16.",
+        "Storage type of keys and values: auto is dtype; int8, fp8_e4m3 (or fp8) and fp8_e5m2 have "
+        "a scale for each token and KV head, so that almost twice as many blocks fit as of "
+        "bfloat16, or four times as many as of float32; int8 is the most accurate. For models on "
+        "the CPU, with a block_size that is a multiple of 16.",
         concern="memory and KV cache",
-        converts=Literal["int8_per_token_head"],
+        converts=Literal["fp8", "fp8_per_token_head", "int8_per_token_head"],
     )
     block_size: int = option(
         16,
@@ -108,6 +113,18 @@ class CacheArgs:
     def cache_options(self) -> dict[str, Any]:
         """Arguments of ``CacheConfig``, without those at the core's default."""
         return core_options(self, "cache")
+
+    def check_head_size(self, head_size: int) -> None:
+        """Check that heads of a model can be stored as ``kv_cache_dtype`` says.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        if self.kv_cache_dtype != "auto" and head_size % 16:
+            raise ConfigError(
+                f"kv_cache_dtype is {self.kv_cache_dtype!r}, which needs heads of a multiple of 16 "
+                f"numbers, and those of the model have {head_size}: leave it out"
+            )
 
     def check_without_gpu(self) -> None:
         """Check the options of a model on the CPU.

@@ -89,15 +89,10 @@ class EngineArgs(  # lists the fields of its last base first
                 f"quantization is {self.quantization!r}, which the native backend computes, and "
                 "backend is 'torch': give quantization='int8', or leave backend out"
             )
-        if self.kv_cache_dtype == "int8" and self.backend == "torch":
+        if self.kv_cache_dtype != "auto" and self.block_size % 16:
             yield (
-                "kv_cache_dtype is 'int8', which the native backend supports, and backend is "
-                "'torch': leave one of the two out"
-            )
-        if self.kv_cache_dtype == "int8" and self.block_size % 16:
-            yield (
-                f"block_size is {self.block_size}, and kv_cache_dtype is 'int8', whose blocks have "
-                "a multiple of 16 tokens"
+                f"block_size is {self.block_size}, and kv_cache_dtype is "
+                f"{self.kv_cache_dtype!r}, whose blocks have a multiple of 16 tokens"
             )
         if self.enable_lora and (self.max_cpu_loras or self.max_loras) < self.max_loras:
             yield (

@@ -34,7 +34,18 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_memory: int | None
     gpu_memory_utilization: float | None
     num_gpu_blocks: int | None
-    kv_cache_dtype: Literal["auto", "int8", "int8_per_token_head"] | None
+    kv_cache_dtype: (
+        Literal[
+            "auto",
+            "int8",
+            "fp8_e4m3",
+            "fp8_e5m2",
+            "fp8",
+            "fp8_per_token_head",
+            "int8_per_token_head",
+        ]
+        | None
+    )
     block_size: int | None
     swap_space: float | None
     watermark: float | None

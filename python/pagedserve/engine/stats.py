@@ -366,7 +366,7 @@ def cache_config(
     """Configuration of the KV cache, with the names of vLLM's versions."""
     return {
         "block_size": cache.block_size,
-        "cache_dtype": "auto",  # that of the model
+        "cache_dtype": args.kv_cache_dtype,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "kv_cache_memory_bytes": memory.pool_bytes,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.cross import CrossStep
-from pagedserve.cache.engine import CacheEngine
-from pagedserve.cache.layers import KVFormat, group_kind, group_window
+from pagedserve.cache.engine import CacheEngine, kv_format
+from pagedserve.cache.layers import group_kind, group_window
 from pagedserve.cache.states import state_bytes_per_slot
 from pagedserve.config import EngineArgs
 from pagedserve.device import cuda_of
@@ -18,6 +18,7 @@ from pagedserve.executor.model_options import check_model_options
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.profile import available_memory
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepLimits
+from pagedserve.host_ops.capabilities import pool_dtype
 from pagedserve.inputs.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.encoder_decoder import no_states
@@ -111,6 +112,13 @@ class Worker:
             raise StepError("the executor has no KV cache yet: call init_cache first")
         return self._buffers
 
+    @property
+    def _pool_dtype(self) -> torch.dtype:
+        """Dtype of the KV pools; an encoder's last for a step, and store the model's."""
+        loaded = self.loaded
+        cache_dtype = "auto" if loaded.is_encoder else self._args.kv_cache_dtype
+        return pool_dtype(cache_dtype, loaded.dtype)
+
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:
         """Compute the number of KV blocks; on a GPU the largest steps are profiled.
 
@@ -121,12 +129,14 @@ class Worker:
         if cuda is None:
             args.check_without_gpu()
         loaded.attention_backend.check_block_size(args.block_size)
+        for layer in () if loaded.is_encoder else loaded.stored_layers:
+            args.check_head_size(layer.value_size)
         plan = partial(
             plan_kv_cache,
             args,
             limits,
             loaded.stored_layers,
-            kv_format=KVFormat(loaded.dtype.itemsize),
+            kv_format=kv_format(self._pool_dtype),
             weight_bytes=loaded.weight_bytes,
             state_bytes=state_bytes_per_slot(loaded.states),
         )
@@ -146,7 +156,7 @@ class Worker:
             num_gpu_blocks=shape.num_gpu_blocks,
             num_cpu_blocks=shape.num_cpu_blocks,
             block_size=shape.block_size,
-            dtype=loaded.dtype,
+            dtype=self._pool_dtype,
             device=loaded.device,
             cuda=self.cuda,
             groups=shape.groups,

@@ -51,8 +51,8 @@ def choose_backend(args: EngineArgs) -> BackendChoice:
     """Choose the backend for the options of an engine."""
     if args.backend != "auto":
         return BackendChoice(args.backend, "as given")
-    if (need := next(_needs(args), None)) is not None:
-        return BackendChoice("native", f"for {need}")
+    if args.quantization in BYTE_QUANTIZATIONS:
+        return BackendChoice("native", f"for quantization={args.quantization!r}")
     if absent := absent_modules("torch", "transformers"):
         return BackendChoice("native", f"without {' and '.join(absent)}")
     if (refusal := next(_refusals(args), None)) is not None:
@@ -60,14 +60,6 @@ def choose_backend(args: EngineArgs) -> BackendChoice:
     if args.device == "auto" and _has_gpu():
         return BackendChoice("torch", "on a GPU")
     return BackendChoice("native", "for a known family on the CPU", may_change=True)
-
-
-def _needs(args: EngineArgs) -> Iterator[str]:
-    """Options that the native backend alone supports."""
-    if args.quantization in BYTE_QUANTIZATIONS:
-        yield f"quantization={args.quantization!r}"
-    if args.kv_cache_dtype == "int8":
-        yield "kv_cache_dtype='int8'"
 
 
 def gives_tensors(args: EngineArgs) -> bool:

@@ -69,7 +69,8 @@ class NativeExecutor:
         config, rules = loaded.model.config, loaded.pooling
         kernels = f"{instructions_in_use()}, threads: {loaded.model.num_threads}"
         weights = f"; weights: {self._args.quantization}" if self._args.quantization else ""
-        cache = "; KV cache: int8" if self._args.kv_cache_dtype == "int8" else ""
+        stored = self._args.kv_cache_dtype
+        cache = "" if stored == "auto" else f"; KV cache: {stored}"
         return ModelInfo(
             vocab_size=config.vocab_size,
             max_model_len=loaded.max_model_len,

@@ -156,11 +156,7 @@ def load_native(args: EngineArgs, opened: OpenedModel | None = None) -> LoadedNa
     use_instructions(args.cpu_instructions)
     opened = open_native(args) if opened is None else opened
     config = opened.checkpoint.config
-    if args.kv_cache_dtype == "int8" and config.head_size % 16:
-        raise ConfigError(
-            f"kv_cache_dtype is 'int8', which needs heads of a multiple of 16 numbers, and those "
-            f"of {args.model!r} have {config.head_size}: leave it out"
-        )
+    args.check_head_size(config.head_size)
     with _named(args.model):
         max_model_len = check_max_model_len(
             args.max_model_len, config.max_positions, config.max_positions_reason

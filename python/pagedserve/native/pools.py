@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core.cpu import copy_blocks
-from pagedserve.cache.layers import INT8_FORMAT, KVFormat, kv_bytes_per_block
+from pagedserve.cache.layers import BYTES_FORMAT, KVFormat, kv_bytes_per_block
 from pagedserve.cache.moves import BlockMoves
 from pagedserve.config.cache import KVCacheDtype
 from pagedserve.executor.protocol import CacheShape
@@ -45,7 +45,7 @@ class LayerPool:
 
 def kv_format(dtype: ComputeDtype, cache_dtype: KVCacheDtype) -> KVFormat:
     """How keys and values of a model of ``dtype`` are stored."""
-    return INT8_FORMAT if cache_dtype == "int8" else KVFormat(itemsize(dtype))
+    return KVFormat(itemsize(dtype)) if cache_dtype == "auto" else BYTES_FORMAT
 
 
 class KVPools:

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use crate::level::Float8;
 use crate::number::{BFloat16, Float16, Stored};
 use crate::vectors::Vectors;
 
@@ -29,6 +30,15 @@ impl Lane for i8 {
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
         // SAFETY: the caller's promise.
         unsafe { I::load_int8(from) }
+    }
+}
+
+/// A float8, which meets float32.
+impl<const FRACTION: u32> Lane for Float8<FRACTION> {
+    #[inline(always)]
+    unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_float8(from) }
     }
 }
 

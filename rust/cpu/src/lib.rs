@@ -30,6 +30,7 @@ pub mod futex;
 mod isa;
 mod kernel;
 pub mod layer;
+mod level;
 pub mod linear;
 mod logits;
 mod logprobs;

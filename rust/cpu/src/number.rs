@@ -148,6 +148,12 @@ impl Float16 {
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self((bits & 0xffff) as u16)
     }
+
+    /// Its bits.
+    #[inline(always)]
+    pub(crate) fn to_bits(self) -> u16 {
+        self.0
+    }
 }
 
 impl Stored for Float16 {

@@ -3,6 +3,7 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::bytes::Dots;
+use crate::level::Float8;
 use crate::number::{BFloat16, Float16, PANEL, Stored};
 
 /// Work that is compiled once for each instruction set.
@@ -79,6 +80,17 @@ pub(crate) trait Vectors {
         }
         // SAFETY: the buffer has 16 numbers.
         unsafe { Self::load(buffer.as_ptr()) }
+    }
+    /// Sixteen float8, as float32.
+    #[inline(always)]
+    unsafe fn load_float8<const FRACTION: u32>(from: *const Float8<FRACTION>) -> Self::V {
+        let mut halves = [Float16::ZERO; PANEL];
+        for (index, half) in halves.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *half = unsafe { from.add(index).read() }.to_float16();
+        }
+        // SAFETY: there are 16 numbers.
+        unsafe { Self::load_float16(halves.as_ptr()) }
     }
     /// Asks for the line at `at` ahead of its use; any address will do.
     #[inline(always)]

@@ -9,6 +9,7 @@
 use std::arch::x86_64::*;
 
 use crate::bytes::Dots;
+use crate::level::Float8;
 use crate::number::{BFloat16, Float16};
 use crate::vectors::{Kernel, Vectors, multiply_pairs};
 
@@ -53,6 +54,17 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 #[inline(always)]
 unsafe fn pair_f16(pair: *const u32) -> __m128 {
     unsafe { _mm_cvtph_ps(_mm_cvtsi32_si128(pair.cast::<i32>().read_unaligned())) }
+}
+
+/// Sixteen float16 of the same numbers.
+#[inline(always)]
+unsafe fn float16_of<const FRACTION: u32>(from: *const Float8<FRACTION>) -> __m256i {
+    unsafe {
+        let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast()));
+        let shift = _mm_cvtsi32_si128(Float8::<FRACTION>::SHIFT.cast_signed());
+        let mask = _mm256_set1_epi16(Float8::<FRACTION>::MASK.cast_signed());
+        _mm256_and_si256(_mm256_sll_epi16(words, shift), mask)
+    }
 }
 
 // SAFETY of all blocks below: the promise of `Vectors`.
@@ -135,6 +147,11 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     #[inline(always)]
     unsafe fn load_int8(from: *const i8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_float8<const FRACTION: u32>(from: *const Float8<FRACTION>) -> __m512 {
+        unsafe { _mm512_cvtph_ps(float16_of(from)) }
     }
 
     #[inline(always)]
@@ -299,6 +316,15 @@ impl Vectors for Avx2 {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())))
             };
             (half(from), half(from.add(8)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_float8<const FRACTION: u32>(from: *const Float8<FRACTION>) -> Self::V {
+        unsafe {
+            let numbers = float16_of(from);
+            let second = _mm256_extracti128_si256::<1>(numbers);
+            (_mm256_cvtph_ps(_mm256_castsi256_si128(numbers)), _mm256_cvtph_ps(second))
         }
     }
 

@@ -1,6 +1,6 @@
 //! Checks of a call's arguments, before any memory is touched.
 
-use crate::attention::shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
+use crate::attention::shape::{Memory, Options, Rows, Shape, Tokens};
 use crate::error::{Error, Result};
 use crate::number::PANEL;
 
@@ -44,9 +44,9 @@ fn check_shape(shape: &Shape) -> Result<()> {
             "num_heads must be a multiple of num_kv_heads; got {num_heads} and {num_kv_heads}"
         ));
     }
-    if shape.cache_dtype == CacheDType::Int8 && !shape.has_panels() {
+    if shape.cache_dtype.has_scales() && !shape.has_panels() {
         return refuse(format!(
-            "block_size and value_size must be multiples of {PANEL} for keys and values in int8; \
+            "block_size and value_size must be multiples of {PANEL} for keys and values in bytes; \
              got {} and {}",
             shape.block_size, shape.value_size
         ));

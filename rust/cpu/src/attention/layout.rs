@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::attention::shape::{CacheDType, Memory, Rows, Shape, Tokens, count};
 use crate::element::Element;
+use crate::level::{Float8, Level};
 use crate::number::{BFloat16, PANEL, Stored};
 
 /// Where one KV head of a slot lies, in numbers from the start of the pool.
@@ -20,7 +21,7 @@ pub struct Place {
     value: usize,
     /// From one element of the value to the next.
     value_stride: usize,
-    /// The key's scale, in a pool of int8; the value's is 16 scales after it.
+    /// The key's scale, in a pool of bytes; the value's is 16 scales after it.
     scale: usize,
 }
 
@@ -59,7 +60,7 @@ impl Place {
         self.value + index * self.value_stride
     }
 
-    /// Of the scales of key and value, bfloat16, in a pool of int8: bytes from its start.
+    /// Of the scales of key and value, bfloat16, in a pool of bytes: bytes from its start.
     pub fn scales(&self) -> [usize; 2] {
         [self.scale, self.scale + PANEL * size_of::<BFloat16>()]
     }
@@ -110,7 +111,9 @@ pub(crate) unsafe fn write_tokens<E: Element>(
 ) {
     let write = match shape.cache_dtype {
         CacheDType::Auto => write_numbers::<E>,
-        CacheDType::Int8 => write_levels::<E>,
+        CacheDType::Int8 => write_levels::<E, i8>,
+        CacheDType::Float8E4M3 => write_levels::<E, Float8<3>>,
+        CacheDType::Float8E5M2 => write_levels::<E, Float8<2>>,
     };
     for (token, &slot) in rows.slot_mapping.iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
@@ -162,11 +165,11 @@ unsafe fn write_numbers<E: Element>(
     }
 }
 
-/// Writes a key and a value as multiples of their scales.
+/// Writes a key and a value as levels of their scales.
 ///
 /// # Safety
 /// All exist.
-unsafe fn write_levels<E: Element>(
+unsafe fn write_levels<E: Element, L: Level>(
     shape: &Shape,
     pool: *mut u8,
     place: &Place,
@@ -181,38 +184,29 @@ unsafe fn write_levels<E: Element>(
         // SAFETY: the caller's promise.
         unsafe {
             let numbers = std::slice::from_raw_parts(from, len);
-            let (scale, inverse) = scale_of(numbers);
+            let (scale, inverse) = scale_of::<E, L>(numbers);
             pool.add(scale_at).cast::<BFloat16>().write_unaligned(scale);
-            let mut to = pool.add(at).cast::<i8>();
+            let mut to = pool.add(at).cast::<L>();
             for number in numbers {
-                to.write(level(number.to_f32() * inverse));
+                to.write(L::nearest(number.to_f32() * inverse));
                 to = to.wrapping_add(stride);
             }
         }
     }
 }
 
-/// The least scale by which no number is more than 127 levels, and its inverse.
+/// The least scale by which no number is beyond the largest level, and its inverse.
 ///
 /// Numbers that are not finite give a scale that makes the whole key or value NaN.
-fn scale_of<E: Element>(numbers: &[E]) -> (BFloat16, f32) {
+fn scale_of<E: Element, L: Level>(numbers: &[E]) -> (BFloat16, f32) {
     let peak = numbers.iter().fold(0.0_f32, |peak, number| {
         let magnitude = number.to_f32().abs();
         if magnitude > peak || magnitude.is_nan() { magnitude } else { peak }
     });
-    let scale = BFloat16::at_least(peak / 127.0);
+    let scale = BFloat16::at_least(peak / L::LARGEST);
     let number = scale.to_f32();
     // What is smaller may be flushed to zero, and has no finite inverse.
     if number < f32::MIN_POSITIVE { (BFloat16::ZERO, 0.0) } else { (scale, 1.0 / number) }
-}
-
-/// The nearest whole number, of numbers between -127 and 127; 0 for NaN.
-fn level(number: f32) -> i8 {
-    /// Has no bits after the point, so that a sum with it is rounded.
-    const WHOLE: f32 = 12_582_912.0;
-    #[expect(clippy::cast_possible_truncation, reason = "at most 127, as its scale is made")]
-    let level = (number + WHOLE - WHOLE) as i8;
-    level
 }
 
 /// The first element of a head of a token.

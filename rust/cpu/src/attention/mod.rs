@@ -17,9 +17,9 @@
 //! `[block_size][Hkv][D + Dv]`, and 16 tokens at a
 //! time are made into panels when they are read.
 //!
-//! A pool of [`CacheDType::Int8`] has panels of int8, without pairs, each followed by bfloat16
-//! scales of its keys, `[16]`, and of its values, `[16]`.  Queries and weights meet the int8 as
-//! float32; scores are multiplied by the scales of keys, weights by those of values.
+//! A pool of bytes ([`CacheDType::has_scales`]) has panels of them, without pairs, each followed
+//! by bfloat16 scales of its keys, `[16]`, and of its values, `[16]`.  Queries and weights meet
+//! the bytes as float32; scores are multiplied by the scales of keys, weights by those of values.
 //!
 //! # Invariants
 //!

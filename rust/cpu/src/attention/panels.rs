@@ -11,6 +11,7 @@ use crate::attention::shape::count;
 use crate::attention::tile::Call;
 use crate::element::{Element, Lane};
 use crate::kernel::Segment;
+use crate::level::Level;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, PANEL};
 use crate::vectors::Vectors;
 
@@ -33,12 +34,12 @@ impl<E: Element> Cached for Numbers<E> {
     const HAS_SCALES: bool = false;
 }
 
-/// A pool of int8.
-pub(crate) struct Levels;
+/// A pool of bytes.
+pub(crate) struct Levels<L>(PhantomData<L>);
 
-impl Cached for Levels {
+impl<L: Level> Cached for Levels<L> {
     type Number = f32;
-    type Lane = i8;
+    type Lane = L;
     const HAS_SCALES: bool = true;
 }
 

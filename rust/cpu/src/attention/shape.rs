@@ -9,6 +9,17 @@ pub enum CacheDType {
     Auto,
     /// As int8, with a bfloat16 scale for the key and one for the value of each token and KV head.
     Int8,
+    /// As float8 with 4 bits of exponent and 3 of fraction, with scales as int8.
+    Float8E4M3,
+    /// As float8 with 5 bits of exponent and 2 of fraction, with scales as int8.
+    Float8E5M2,
+}
+
+impl CacheDType {
+    /// Whether numbers are bytes, with a scale for each key and value.
+    pub fn has_scales(self) -> bool {
+        self != Self::Auto
+    }
 }
 
 /// Bytes of the scales of a token's key and value in one KV head.
@@ -43,18 +54,12 @@ impl Shape {
 
     /// Bytes of a number in the pool.
     pub fn cache_item_size(&self) -> usize {
-        match self.cache_dtype {
-            CacheDType::Auto => self.dtype.size(),
-            CacheDType::Int8 => 1,
-        }
+        if self.cache_dtype.has_scales() { 1 } else { self.dtype.size() }
     }
 
     /// Bytes of a token's key and value in one KV head of a pool.
     pub(crate) fn token_bytes(&self) -> usize {
-        let scales = match self.cache_dtype {
-            CacheDType::Auto => 0,
-            CacheDType::Int8 => SCALE_BYTES,
-        };
+        let scales = if self.cache_dtype.has_scales() { SCALE_BYTES } else { 0 };
         (self.key_size + self.value_size) * self.cache_item_size() + scales
     }
 
@@ -65,10 +70,7 @@ impl Shape {
 
     /// Numbers of a key or of weights in a unit.
     pub(crate) fn per_unit(&self) -> usize {
-        match self.cache_dtype {
-            CacheDType::Auto => self.dtype.per_unit(),
-            CacheDType::Int8 => 1,
-        }
+        if self.cache_dtype.has_scales() { 1 } else { self.dtype.per_unit() }
     }
 
     /// Whether blocks are stored as panels, the fast way: `block_size` and Dv are multiples of

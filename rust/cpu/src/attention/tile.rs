@@ -19,6 +19,7 @@ use crate::attention::shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
 use crate::attention::softmax::{Bias, BiasKind, Cap, take_weights};
 use crate::element::Element;
 use crate::kernel::{self, tile_vectors};
+use crate::level::Float8;
 use crate::math::exp2;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Float16, PANEL};
 use crate::scratch::pieces;
@@ -56,7 +57,13 @@ impl Kernel for Attend<'_> {
         unsafe {
             // Calls by name, since a function behind a pointer would not have the instructions.
             match (call.shape.cache_dtype, call.shape.dtype) {
-                (CacheDType::Int8, _) => attend::<I, Levels>(call, item, upcoming, scratch),
+                (CacheDType::Int8, _) => attend::<I, Levels<i8>>(call, item, upcoming, scratch),
+                (CacheDType::Float8E4M3, _) => {
+                    attend::<I, Levels<Float8<3>>>(call, item, upcoming, scratch);
+                }
+                (CacheDType::Float8E5M2, _) => {
+                    attend::<I, Levels<Float8<2>>>(call, item, upcoming, scratch);
+                }
                 (CacheDType::Auto, DType::Float32) => {
                     attend::<I, Numbers<f32>>(call, item, upcoming, scratch);
                 }

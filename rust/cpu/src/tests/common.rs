@@ -355,13 +355,13 @@ impl Step {
                 self.pool.set(at, number);
             }
         }
-        match self.shape.cache_dtype {
-            CacheDType::Auto => numbers,
-            CacheDType::Int8 => self.fill_levels(&numbers, place),
+        if !self.shape.cache_dtype.has_scales() {
+            return numbers;
         }
+        self.fill_levels(&numbers, place)
     }
 
-    /// Rounds a key and a value to what a pool of int8 has of them, and stores it at a place.
+    /// Rounds a key and a value to what a pool of bytes has of them, and stores it at a place.
     fn fill_levels(&mut self, numbers: &[f32], place: Option<Place>) -> Vec<f32> {
         let mut rounded = Vec::new();
         for (is_value, part) in [false, true]
@@ -369,14 +369,14 @@ impl Step {
             .zip(<[&[f32]; 2]>::from(numbers.split_at(self.shape.key_size)))
         {
             let peak = part.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
-            let scale = bfloat16_at_least(peak / 127.0);
+            let levels = levels(self.shape.cache_dtype);
+            let largest = levels.iter().fold(0.0_f32, |largest, (_, level)| largest.max(*level));
+            let scale = bfloat16_at_least(peak / largest);
             for (index, number) in part.iter().enumerate() {
-                let level = (number * (1.0 / scale)).round_ties_even();
+                let (byte, level) = nearest(&levels, number * (1.0 / scale));
                 rounded.push(level * scale);
                 if let Some(place) = place {
                     let at = if is_value { place.value(index) } else { place.key(index) };
-                    #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
-                    let byte = (level as i8).cast_unsigned();
                     self.pool.bytes[at] = byte;
                 }
             }
@@ -553,7 +553,43 @@ impl Step {
 pub(super) const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
 
 /// All kinds of pools.
-pub(super) const CACHE_DTYPES: [CacheDType; 2] = [CacheDType::Auto, CacheDType::Int8];
+pub(super) const CACHE_DTYPES: [CacheDType; 4] =
+    [CacheDType::Auto, CacheDType::Int8, CacheDType::Float8E4M3, CacheDType::Float8E5M2];
+
+/// Bytes and numbers of a pool of bytes, by the definition of their format.
+///
+/// E4M3 counts as a 256th here, as in the pool.
+fn levels(cache_dtype: CacheDType) -> Vec<(u8, f32)> {
+    let float8 = |byte: u8, fraction: u32, bias: i32| {
+        let (exponent, parts) =
+            ((byte & 0x7f) >> fraction, f32::from(byte & ((1 << fraction) - 1)));
+        let one = f32::from(1_u8 << fraction);
+        let magnitude = match exponent {
+            0 => parts / one * 2.0_f32.powi(1 - bias),
+            _ => (1.0 + parts / one) * 2.0_f32.powi(i32::from(exponent) - bias),
+        };
+        if byte < 128 { magnitude } else { -magnitude }
+    };
+    let number = |byte: u8| match cache_dtype {
+        CacheDType::Auto => unreachable!("it has numbers"),
+        CacheDType::Int8 => Some(byte.cast_signed()).filter(|level| *level > -128).map(f32::from),
+        CacheDType::Float8E4M3 => (byte & 0x7f != 0x7f).then(|| float8(byte, 3, 7) / 256.0),
+        CacheDType::Float8E5M2 => (byte & 0x7f < 0x7c).then(|| float8(byte, 2, 15)),
+    };
+    (0..=255).filter_map(|byte| Some((byte, number(byte)?))).collect()
+}
+
+/// The level nearest to a number; of two as near the even one.
+fn nearest(levels: &[(u8, f32)], number: f32) -> (u8, f32) {
+    let distance = |level: f32| (f64::from(level) - f64::from(number)).abs();
+    let is_nearer = |(byte, level): (u8, f32), other: (u8, f32)| {
+        let (near, far) = (distance(level), distance(other.1));
+        near < far || near <= far && byte.is_multiple_of(2) && byte != 128
+    };
+    levels[1..]
+        .iter()
+        .fold(levels[0], |found, &level| if is_nearer(level, found) { level } else { found })
+}
 
 /// The instruction sets that this CPU has.
 pub(super) fn available() -> impl Iterator<Item = InstructionSet> {

@@ -56,7 +56,7 @@ fn nothing_past_the_end_is_touched() {
     for (key_size, value_size) in [(64, 64), (80, 96), (7, 5), (33, 16), (16, 20)] {
         for block_size in [16, 5] {
             let has_panels = block_size % 16 + value_size % 16 == 0;
-            let pools = &CACHE_DTYPES[..if has_panels { 2 } else { 1 }];
+            let pools = &CACHE_DTYPES[..if has_panels { CACHE_DTYPES.len() } else { 1 }];
             for (dtype, &cache_dtype) in
                 DTYPES.into_iter().flat_map(|dtype| pools.iter().map(move |pool| (dtype, pool)))
             {

@@ -96,14 +96,16 @@ fn pools() -> impl Iterator<Item = (DType, CacheDType)> {
     DTYPES.into_iter().flat_map(|dtype| CACHE_DTYPES.map(|cache_dtype| (dtype, cache_dtype)))
 }
 
-/// A pool of int8 keeps that a number is none.
+/// A pool of bytes keeps that a number is none.
 #[test]
 fn a_key_or_value_that_is_no_number_spoils_its_own_row_alone() {
-    for number in [f32::NAN, f32::INFINITY] {
+    for (number, cache_dtype) in [f32::NAN, f32::INFINITY]
+        .into_iter()
+        .flat_map(|number| CACHE_DTYPES[1..].iter().map(move |&kind| (number, kind)))
+    {
         for of_value in [false, true] {
-            let rows = [(0, 3), (0, 3)];
-            let case = Case { cache_dtype: CacheDType::Int8, ..Case::plain(&rows) };
-            let mut step = Step::new(&Case { seed: 2, ..case });
+            let mut step =
+                Step::new(&Case { cache_dtype, seed: 2, ..Case::plain(&[(0, 3), (0, 3)]) });
             let tensor = if of_value { &mut step.value } else { &mut step.key };
             step.slot_mapping[0] = i64::from(step.block_tables[0]) * 16;
             tensor.numbers.set(5, number);

@@ -64,8 +64,8 @@ impl<'py> RowArrays<'py> {
 /// The results are those of ``write_cache`` and ``paged_attention`` of
 /// pagedserve.kernels.reference, but the pool has a different layout: a contiguous tensor of
 /// ``num_blocks`` blocks, each of ``block_size * num_kv_heads * (key_size + value_size)`` elements,
-/// or as many bytes and 4 more for each token and KV head with ``cache_dtype="int8"``, that only
-/// this function reads and writes.  Whole blocks may be copied between pools.
+/// or as many bytes and 4 more for each token and KV head if ``cache_dtype`` is not "auto", that
+/// only this function reads and writes.  Whole blocks may be copied between pools.
 ///
 /// R rows, T tokens, H query heads, Hkv KV heads; sizes D and Dv of keys and values.
 ///
@@ -102,9 +102,9 @@ impl<'py> RowArrays<'py> {
 ///         ``alibi``.
 ///     causal: Whether a query attends to no later key; if False, a window has two sides.
 ///     num_threads: Number of threads, the caller's included.
-///     cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8" has a
-///         bfloat16 scale for each token and KV head, and requires that ``block_size`` and
-///         ``value_size`` are multiples of 16.
+///     cache_dtype: Storage type of keys and values in the pool: "auto" is ``dtype``; "int8",
+///         "fp8_e4m3" and "fp8_e5m2" have a bfloat16 scale for each token and KV head, and require
+///         that ``block_size`` and ``value_size`` are multiples of 16.
 ///     instructions: Instruction set; None for the one in use.
 ///
 /// Raises:

@@ -72,6 +72,13 @@ pub(crate) mod module {
 const DTYPES: [(&str, DType); 3] =
     [("float32", DType::Float32), ("bfloat16", DType::BFloat16), ("float16", DType::Float16)];
 
+const CACHE_DTYPES: [(&str, CacheDType); 4] = [
+    ("auto", CacheDType::Auto),
+    ("int8", CacheDType::Int8),
+    ("fp8_e4m3", CacheDType::Float8E4M3),
+    ("fp8_e5m2", CacheDType::Float8E5M2),
+];
+
 const INSTRUCTION_SETS: [(&str, InstructionSet); 5] = [
     ("portable", InstructionSet::Portable),
     ("avx2", InstructionSet::Avx2),
@@ -92,7 +99,7 @@ pub(crate) fn dtype_of(name: &str, given: &str) -> PyResult<DType> {
 
 /// Looks a storage type of keys and values up by its name.
 pub(crate) fn cache_dtype_of(name: &str, given: &str) -> PyResult<CacheDType> {
-    choice(name, given, &[("auto", CacheDType::Auto), ("int8", CacheDType::Int8)])
+    choice(name, given, &CACHE_DTYPES)
 }
 
 /// Converts a size, stride or count.

@@ -8,7 +8,7 @@ from torch import Tensor
 from pagedserve._core.cpu import DecoderLayer
 from pagedserve.attention.interface import layers_of
 from pagedserve.config.precision import Quantization
-from pagedserve.host_ops.capabilities import DTYPE_NAMES
+from pagedserve.host_ops.capabilities import DTYPE_NAMES, cache_dtype_of
 from pagedserve.models.forward import current_step
 from pagedserve.models.fused.cpu.modules import CpuRMSNorm, adapter_arrays, packable_gate_of
 from pagedserve.models.fused.cpu.packing import can_pack, float32_vector, pack, pack_gated
@@ -116,15 +116,17 @@ class CpuDecoderLayer(FusedModule):
             window,
             adapter_arrays(),
         )
-        num_threads = torch.get_num_threads()
+        cache_dtype, num_threads = cache_dtype_of(pool), torch.get_num_threads()
         if self._group is None:
-            self._layer.forward(*step, num_threads=num_threads)
+            self._layer.forward(*step, cache_dtype=cache_dtype, num_threads=num_threads)
             return hidden_states
         sums = torch.empty_like(hidden_states)
         parts: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
         for part, norm in zip(parts, self._output_norms, strict=True):
             address = sums.data_ptr()
-            self._layer.forward(*step, part=part, sums=address, num_threads=num_threads)
+            self._layer.forward(
+                *step, part=part, sums=address, cache_dtype=cache_dtype, num_threads=num_threads
+            )
             self._group.all_reduce(sums)
             hidden_states.add_(sums if norm is None else norm(sums))
         return hidden_states
