@@ -88,9 +88,27 @@ def a_server_that_is_never_idle_returns_freed_memory() -> None:
         assert len(pieces) == 1000
 
 
+def a_server_that_comes_to_rest_collects_what_is_left_once() -> None:
+    pagedserve.server.collector._REST = 0.0  # type: ignore[misc]
+    with running_collector() as collector:
+        knot = Knot()
+        ref = weakref.ref(knot)
+        del knot
+        collector.look(is_idle=True)  # no request was open since it started
+        assert ref() is not None
+        collector.look(is_idle=False)
+        assert ref() is None
+        later = Knot()
+        ref = weakref.ref(later)
+        del later
+        collector.look(is_idle=True)
+        assert ref() is not None
+
+
 @pytest.mark.parametrize(
     "check",
     [
+        a_server_that_comes_to_rest_collects_what_is_left_once,
         a_server_that_starts_does_not_collect,
         a_full_collection_waits_until_nothing_runs,
         a_server_that_is_never_idle_collects_once_a_minute,
