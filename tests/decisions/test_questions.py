@@ -23,6 +23,22 @@ def test_a_choice_has_a_letter_for_each_option() -> None:
     ]
 
 
+def test_values_are_read_as_json() -> None:
+    criteria = {"x": ["a", None], "y": True, "z": "ä"}
+    choice: Any = {"type": "choice", "instructions": {"vip": True, "note": None}}
+    score: Any = {"type": "score", "criteria": [None, True, 1.0]}
+    asked = parse_questions({"q": {**choice, "criteria": criteria}, "s": score})
+    assert asked[0].text.splitlines() == [
+        '{"vip": true, "note": null}',
+        'A) x: ["a", null]',
+        "B) y: true",
+        "C) z: ä",
+    ]
+    assert [option.name for option in asked[1].options] == ["null", "true", "1.0"]
+    with pytest.raises(RequestError, match=r"'q' has .*, which is no JSON value"):
+        parse_questions({"q": {**choice, "criteria": {"x": {1, 2}}}})
+
+
 def test_a_noul_is_yes_or_no() -> None:
     questions = parse_questions(
         {

@@ -125,6 +125,25 @@ def test_json_is_content_whatever_it_holds(size: int) -> None:
         assert [json.loads(each) for each in arguments] == [{"name": "<tool_call>"}] * num_calls
 
 
+def test_kimis_calls_have_ids_that_name_their_tool() -> None:
+    """Its template shows an earlier call by its id alone."""
+    tools, id_of = TOOL_FORMATS["kimi_k2"], "functions.look:{}".format
+    written_by_model = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:7"
+        '<|tool_call_argument_begin|>{"name": "x"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    reader = AnswerReader(body=body_of(), tools=tools, reasoning=None)
+    (call,) = reader.fields(0, written_by_model, is_last=True, is_delta=False)["tool_calls"]
+    assert call["id"] == id_of(7)
+    earlier = {"role": "assistant", "tool_calls": [call]}
+    messages = [{"role": "user", "content": "x"}, earlier, {"role": "tool", "content": "y"}]
+    body = body_of(tool_choice="required", messages=messages)
+    reader = AnswerReader(body=body, tools=tools, reasoning=None)
+    forced = '[{"name": "look", "parameters": {"name": "x"}}, {"name": "look", "parameters": {}}]'
+    calls = reader.fields(0, forced, is_last=True, is_delta=False)["tool_calls"]
+    assert [call["id"] for call in calls] == [id_of(1), id_of(2)]
+
+
 def test_tools_and_a_format_of_the_text_together(client: openai.OpenAI) -> None:
     """As openai-agents and pydantic-ai send an output type with tools."""
     for seed in range(3):

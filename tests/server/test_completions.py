@@ -403,3 +403,11 @@ def test_metrics_count_what_happened(served: Served) -> None:
         'vllm:request_success_total{engine="0",finished_reason="length",model_name="formula"} 4.0'
         in text
     )
+
+
+def test_a_chat_counts_its_tokens_whatever_max_tokens_is_beside_its_limit(shared: Served) -> None:
+    limits = {"max_tokens": 0, "max_completion_tokens": 3, "ignore_eos": True}
+    answer = shared.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "3"}], **limits}
+    )
+    assert answer.json()["usage"]["completion_tokens"] == 3, answer.text

@@ -144,6 +144,9 @@ def test_an_input_is_read_however_its_arguments_are_cut(*, ascii_only: bool) -> 
     [
         ('{"input": "ab\\', "ab"),
         ('{"input": "ab\\ud83d', "ab"),
+        (r'{"input": "a\ud83dxb rest"}', "a\ud83dxb rest"),
+        (r'{"input": "a\ud83d\nb"}', "a\ud83d\nb"),
+        (r'{"input": "a\ud83d"}', "a\ud83d"),
         ('{"inp', ""),
         ('{"x": 1, "input": "ab"}', "ab"),
         ('{"code": "ab"}', '{"code": "ab"}'),

@@ -28,7 +28,7 @@ def read(pieces: list[str]) -> Parts:
     for place, piece in enumerate(pieces):
         parts = calls.feed(piece, is_last=place == len(pieces) - 1)
         if parts.more_arguments:
-            name, arguments = whole.calls[-1]
+            name, arguments, _ = whole.calls[-1]
             whole.calls[-1] = Call(name, arguments + parts.more_arguments)
         whole.calls += parts.calls
         whole.is_cut = parts.is_cut
@@ -56,7 +56,7 @@ def test_calls_are_read_in_every_split_and_up_to_every_cut(
     num_whole = len(found.calls) - found.is_cut
     assert found.calls[:num_whole] == calls[:num_whole]
     if found.is_cut:
-        name, arguments = found.calls[-1]
+        name, arguments, _ = found.calls[-1]
         assert name == calls[num_whole].name
         assert calls[num_whole].arguments.startswith(arguments)
 

@@ -171,6 +171,16 @@ def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
     assert set(answer["results"][0]) == {"index", "relevance_score"}
 
 
+def test_as_many_documents_as_are_allowed(embedding: Served) -> None:
+    documents = [f"text {number}" for number in range(1024)]
+    body = {"query": "animals", "documents": documents, "top_n": 0, "return_documents": False}
+    answer = embedding.http.post("/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["results"]) == 1024
+    answer = embedding.http.post("/rerank", json={**body, "documents": [*documents, "one more"]})
+    assert answer.json()["error"]["message"].startswith("documents has 1025 documents")
+
+
 def test_a_cross_encoder_is_given_pairs(
     cross_encoder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,7 +238,7 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
         ("/v1/embeddings", {"input": [[99999999]]}, "token ids must be from 0", "input"),
         ("/score", {"text_1": ["x", "y"], "text_2": ["x"] * 3}, "text_1 has 2 texts", "text_1"),
         ("/rerank", {"query": "x", "documents": []}, "at least one of each", None),
-        ("/rerank", {"query": "x", "documents": ["y"], "top_n": 0}, "top_n", "top_n"),
+        ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n", "top_n"),
     ],
 )
 def test_bad_requests_are_said(

@@ -88,23 +88,32 @@ def in_every_split(text: str, *given: Any, **more: Any) -> Parts:
     return whole
 
 
+def call_of(name: str, arguments: str = GIVEN) -> Call:
+    """The call of the texts above; models of one family write its id too."""
+    return Call("weather", arguments, "functions.weather:0" if name == "kimi_k2" else None)
+
+
 def test_there_is_a_text_of_each_family() -> None:
     assert TEXTS.keys() == TOOL_FORMATS.keys()
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_call_is_read_in_every_split(name: str) -> None:
-    wanted = Call("weather", GIVEN)
-    assert in_every_split(TEXTS[name], name) == Parts(calls=[wanted])
+    assert in_every_split(TEXTS[name], name) == Parts(calls=[call_of(name)])
+
+
+def test_granites_other_spellings_are_calls() -> None:
+    for text in (f"<tool_call>[{OBJECT}]", f"[{OBJECT}]"):
+        assert in_every_split(text, "granite") == Parts(calls=[Call("weather", GIVEN)])
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if TOOL_FORMATS[name].starts])
 def test_text_before_a_call_is_content(name: str) -> None:
     tools = TOOL_FORMATS[name]
-    text = TEXTS[name] if tools.bare_starts == () else tools.starts[0] + TEXTS[name]
+    text = TEXTS[name] if TEXTS[name].startswith(tools.starts) else tools.starts[0] + TEXTS[name]
     text = text if tools.end is None or text.endswith(tools.end) else text + tools.end
     found = in_every_split(f"I look. 1 < 2 [and]\n\n{text}", name)
-    assert found == Parts(content="I look. 1 < 2 [and]", calls=[Call("weather", GIVEN)])
+    assert found == Parts(content="I look. 1 < 2 [and]", calls=[call_of(name)])
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -226,7 +235,7 @@ def test_arguments_may_hold_any_tag(name: str, data: st.DataObject) -> None:
     whole = content + "\n".join([written(name, arguments)] * several)
     ends = [*sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12))), len(whole)]
     pieces = [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    call = Call("weather", json.dumps(arguments, ensure_ascii=False))
+    call = call_of(name, json.dumps(arguments, ensure_ascii=False))
     assert read(pieces, name) == Parts(content=content, calls=[call] * several)
     assert read([*whole, ""], name) == read(pieces, name) == read([whole], name)
 

@@ -177,3 +177,21 @@ def test_tagged_formats_take_types_from_the_whole_schema(name: str) -> None:
     schema = {"type": "object", "properties": {"a": either, "b": {"type": "number"}}}
     (call,) = TOOL_FORMATS[name].read(text, {"f": schema})
     assert call.arguments == '{"a": "12345", "b": "NaN"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("{'a': None, 'b': [True]}", "object", {"a": None, "b": [True]}),
+        ("['x', 1]", "array", ["x", 1]),
+        ("TRUE", "boolean", True),
+        ("False", "boolean", False),
+        ("['x']", "string", "['x']"),
+        ("TRUE", "string", "TRUE"),
+        ("{'a'}", "object", "{'a'}"),
+        ("[" * 5000, "array", "[" * 5000),
+        ("no literal", "object", "no literal"),
+    ],
+)
+def test_python_is_read_where_no_text_is_accepted(text: str, kind: str, value: object) -> None:
+    assert json.loads(typed(text, {"type": kind}, {})) == value

@@ -4,6 +4,7 @@ A label is the text of the single token that a model answers with: a letter for 
 choice, yes or no, or the digit of a level.
 """
 
+import json
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def _parsed(question_id: object, question: object) -> ParsedQuestion:
     return ParsedQuestion(
         question_id,
         question["type"],
-        "" if instructions is None else str(instructions),
+        "" if instructions is None else _shown(name, instructions),
         tuple(options),
         kind.labels[: len(options)],
     )
@@ -133,7 +134,7 @@ def _choice_options(name: str, criteria: object) -> list[Option]:
             f"criteria of {name} is {criteria!r:.80}; that of a choice must map at least one "
             "option to its description or null"
         )
-    return [Option(str(option), _description(text)) for option, text in criteria.items()]
+    return [Option(str(option), _description(name, text)) for option, text in criteria.items()]
 
 
 def _noul_options(name: str, criteria: object) -> list[Option]:
@@ -144,8 +145,8 @@ def _noul_options(name: str, criteria: object) -> list[Option]:
             "with true and false"
         )
     return [
-        Option("yes", _description(given.get("true"))),
-        Option("no", _description(given.get("false"))),
+        Option("yes", _description(name, given.get("true"))),
+        Option("no", _description(name, given.get("false"))),
     ]
 
 
@@ -157,11 +158,21 @@ def _score_options(name: str, criteria: object) -> list[Option]:
             f"criteria of {name} is {criteria!r:.80}; that of a score must be a list of at least "
             "two levels, from the lowest"
         )
-    return [Option(str(level)) for level in levels]
+    return [Option(_shown(name, level)) for level in levels]
 
 
-def _description(given: object) -> str | None:
-    return None if given is None else str(given)
+def _description(name: str, given: object) -> str | None:
+    return None if given is None else _shown(name, given)
+
+
+def _shown(name: str, given: object) -> str:
+    """A text, or another value as JSON, as the model reads it."""
+    if isinstance(given, str):
+        return given
+    try:
+        return json.dumps(given, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refusal(f"{name} has {given!r:.80}, which is no JSON value: {error}") from error
 
 
 def _show_named(label: str, option: Option) -> str:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:  # it imports numpy, and the options of the server name the to
 _INPUT: Final = "input"
 _OPENING: Final = re.compile(rf'\s*\{{\s*"{_INPUT}"\s*:\s*"')
 # Text of a string in JSON, up to its end or to an escape that is incomplete: half of a pair of
-# surrogates is.
+# surrogates is, unless what follows is no other half.
 _CONTENT: Final = re.compile(
     r'(?:[^"\\]'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}"
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]|\\[^u])"
     r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
     r"|\\[^u])*+"
 )

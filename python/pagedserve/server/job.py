@@ -325,7 +325,7 @@ class GenerationJob(TokenJob):
     @property
     def wants_tokens(self) -> bool:
         """Whether new tokens are requested; see ``TokenJob``."""
-        return self.body.max_tokens != 0
+        return self.choices.kind != "text_completion" or self.body.max_tokens != 0
 
     @property
     def streams(self) -> bool:

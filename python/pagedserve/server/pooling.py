@@ -179,7 +179,7 @@ async def rerank_job(context: Context, body: RerankBody, answer_id: str) -> Pool
 
     def shape(scores: Sequence[float]) -> Mapping[str, Any]:
         order = sorted(range(len(scores)), key=lambda place: -scores[place])
-        return {"results": [result(place, scores[place]) for place in order[: body.top_n]]}
+        return {"results": [result(place, scores[place]) for place in order[: body.top_n or None]]}
 
     def result(place: int, score: float) -> Mapping[str, Any]:
         document = {"document": {"text": texts[place]}} if body.return_documents else {}
@@ -199,6 +199,7 @@ async def _scored(
     shape: Callable[[Sequence[float]], Mapping[str, Any]],
 ) -> PoolingJob:
     """Score pairs with a cross-encoder; else embed each text once, however many pairs it is in."""
+    listed_prompts(pairs, field)
     takes_pairs = (await context.pooling_rules()).takes_pairs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     places = {text: place for place, text in enumerate(texts)}
@@ -214,7 +215,7 @@ async def _scored(
         answer_id,
         task="score",
         params=_params(body),
-        prompts=listed_prompts(pairs if takes_pairs else texts, field),
+        prompts=pairs if takes_pairs else texts,
         field=field,
         shape=lambda vectors: shape(scores(vectors)),
     )

@@ -285,7 +285,7 @@ class RerankBody(TextBody):
 
     query: str
     documents: list[str | Document]
-    top_n: int | None = Field(default=None, ge=1)
+    top_n: int | None = Field(default=None, ge=0)  # vLLM's default is 0, for all
     return_documents: bool = True
 
 

@@ -48,6 +48,7 @@ class ToolFormat:
         bare_starts: Strings that start calls at the start of a text, and are part of them.
         marks: Strings that all occur in the chat templates of the family.
         id_length: Length of a call's id, if the family's template requires one.
+        names_in_ids: Whether the template shows the id of an earlier call in place of its name.
         is_generic: Whether the format is that of templates which show no tools; see
             `pagedserve.server.generic_tools`.
     """
@@ -59,6 +60,7 @@ class ToolFormat:
     bare_starts: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     id_length: int | None = None
+    names_in_ids: bool = False
     is_generic: bool = False
 
 
@@ -87,29 +89,35 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "mistral": ToolFormat(
         starts=("[TOOL_CALLS]",), read=read_mistral, marks=("[TOOL_CALLS]",), id_length=9
     ),
-    "granite": ToolFormat(starts=("<|tool_call|>",), read=read_json, marks=("<|tool_call|>",)),
+    "granite": ToolFormat(
+        starts=("<|tool_call|>", "<tool_call>"),
+        read=read_json,
+        bare_starts=("[",),
+        marks=("<|tool_call|>",),
+    ),
     "deepseek_v3": ToolFormat(
         starts=("<｜tool▁calls▁begin｜>",),
         end="<｜tool▁calls▁end｜>",
         read=read_by_header(
-            r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>([^\n]{1,256})\n```json\n"
+            r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]{1,256})\n```json\n"
         ),
         marks=("<｜tool▁calls▁begin｜>", "```json"),
     ),
     "deepseek_v31": ToolFormat(
         starts=("<｜tool▁calls▁begin｜>",),
         end="<｜tool▁calls▁end｜>",
-        read=read_by_header(r"<｜tool▁call▁begin｜>([^<]{1,256})<｜tool▁sep｜>"),
+        read=read_by_header(r"<｜tool▁call▁begin｜>(?P<name>[^<]{1,256})<｜tool▁sep｜>"),
         marks=("<｜tool▁calls▁begin｜>",),
     ),
     "kimi_k2": ToolFormat(
         starts=("<|tool_calls_section_begin|>",),
         end="<|tool_calls_section_end|>",
         read=read_by_header(
-            r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s:<]{1,256})(?::\d+)?\s*"
-            r"<\|tool_call_argument_begin\|>"
+            r"<\|tool_call_begin\|>\s*(?=(?P<id>[^\s<]{1,300}))"
+            r"(?:functions\.)?(?P<name>[^\s:<]{1,256})(?::\d+)?\s*<\|tool_call_argument_begin\|>"
         ),
         marks=("<|tool_calls_section_begin|>",),
+        names_in_ids=True,
     ),
     "internlm": ToolFormat(
         starts=("<|action_start|><|plugin|>",),

@@ -37,10 +37,12 @@ class Call(NamedTuple):
     Attributes:
         name: Name of the tool.
         arguments: JSON object, as text.
+        call_id: Id that the model wrote; None for most formats, in which it writes none.
     """
 
     name: str
     arguments: str
+    call_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -151,7 +153,10 @@ def read_json(text: str, schemas: Schemas) -> list[Call]:
 
 
 def read_by_header(header: str) -> Callable[[str, Schemas], list[Call]]:
-    """Create a parser of calls: a regular expression for the name, then JSON arguments."""
+    """Create a parser of calls: a regular expression for the name, then JSON arguments.
+
+    Its groups are the name, and the id where the model writes one.
+    """
     compiled = re.compile(header)
 
     def read(text: str, schemas: Schemas) -> list[Call]:
@@ -160,7 +165,8 @@ def read_by_header(header: str) -> Callable[[str, Schemas], list[Call]]:
         place = 0
         while found := compiled.search(text, place):
             given, place = _value(text, _after(_SPACE, text, found.end()))
-            calls.append(Call(found[1].strip(), _arguments(given)))
+            call_id = found.groupdict().get("id")
+            calls.append(Call(found["name"].strip(), _arguments(given), call_id))
         return _all_of(calls)
 
     return read

@@ -13,10 +13,12 @@ Invariants:
 Costs: one visit of each schema that a value's schema refers to.
 """
 
+import ast
 import json
 import math
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -26,6 +28,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 # Python's literals, which templates and models write too.
 _CONSTANTS: Final = {"True": True, "False": False, "None": None}
+_BOOLEANS: Final = ("true", "false")
 # Characters that strings of JSON may have as escapes alone.
 _ESCAPED: Final = re.compile("[\x00-\x1f\ud800-\udfff]")
 _STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"')
@@ -96,8 +99,8 @@ def typed(text: str, schema: object, root: Schema) -> str:
     """JSON of a value that is written as untyped text.
 
     It is a string if the schema accepts strings, except for ``null`` if the schema accepts that
-    too; else it is the text, as JSON that the schema accepts.  If the schema is silent, objects and
-    lists are JSON and everything else is a string.
+    too; else it is the text, as JSON that the schema accepts, or in Python's syntax, which models
+    write too.  If the schema is silent, objects and lists are JSON and everything else is a string.
 
     Args:
         text: Text of the model.
@@ -107,13 +110,28 @@ def typed(text: str, schema: object, root: Schema) -> str:
     try:
         value = _CONSTANTS[text] if text in _CONSTANTS else DECODER.decode(text)
     except (ValueError, RecursionError):
-        return dumps(text)
+        accepts_text = _names(text, schema, root, {}) is not False
+        return dumps(text) if accepts_text else _of_python(text, schema, root)
     as_text, as_value = _names(text, schema, root, {}), _names(value, schema, root, {})
     says_nothing = as_text is None and as_value is None
     is_json = bool(as_value) and (not as_text or text == "null")
     if not is_json and not (says_nothing and isinstance(value, (dict, list))):
         return dumps(text)
     return dumps(value) if text in _CONSTANTS else as_written(text.strip())
+
+
+def _of_python(text: str, schema: object, root: Schema) -> str:
+    """JSON of a literal of Python, or a boolean in any case, if the schema accepts its type."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the code is the model's
+            literal = text if text.lower() not in _BOOLEANS else text.capitalize()
+            value = ast.literal_eval(literal.strip())
+        if _names(value, schema, root, {}):
+            return dumps(value)
+    except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError):
+        pass
+    return dumps(text)
 
 
 def _names(value: object, schema: object, root: Schema, known: dict[str, Any]) -> bool | None:

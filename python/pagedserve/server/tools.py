@@ -341,14 +341,20 @@ class AnswerReader:
         return ({"index": 0} if is_delta else {}) | self._shown(reading, call)
 
     def _shown(self, reading: Reading, call: Call) -> dict[str, Any]:
-        length = self.tools.id_length if self.tools is not None else None
-        name = uuid.uuid4().hex
         ((kind, part),) = _text_of_call(reading, call.arguments).items()
         return {
-            "id": f"call_{name[:24]}" if length is None else name[:length],
+            "id": call.call_id or self._new_id(reading, call.name),
             "type": kind,
             kind: {"name": call.name, **part},
         }
+
+    def _new_id(self, reading: Reading, name: str) -> str:
+        if self.tools is not None and self.tools.names_in_ids:
+            earlier = sum(len(message.get("tool_calls") or ()) for message in self.body.messages)
+            return f"functions.{name}:{earlier + reading.num_calls}"
+        length = None if self.tools is None else self.tools.id_length
+        unique = uuid.uuid4().hex
+        return f"call_{unique[:24]}" if length is None else unique[:length]
 
 
 def _continued(reading: Reading, arguments: str) -> dict[str, Any]:
