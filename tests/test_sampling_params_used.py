@@ -1,5 +1,6 @@
 """Sampling parameters that are changed, copied, and handed to an engine."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,11 +84,32 @@ def test_a_processor_with_three_arguments_gets_the_prompt() -> None:
     assert plain.with_prompt((5, 6)) is plain
 
 
+def test_arguments_with_a_value_are_not_the_prompt() -> None:
+    def scaled(token_ids: list[int], logits: Any, scale: float = 2.0) -> Any:
+        return token_ids, logits, scale
+
+    def named(token_ids: list[int], logits: Any, *, scale: float) -> Any:
+        return token_ids, logits, scale
+
+    for given in (scaled, partial(named, scale=2.0), partial(scaled, scale=2.0)):
+        bound = SamplingParams(logits_processors=[given]).with_prompt((5, 6))
+        assert bound.logits_processors[0]([7], "logits") == ([7], "logits", 2.0)  # type: ignore[arg-type]
+
+
+def test_a_constraint_under_two_names_must_be_the_same() -> None:
+    same = SamplingParams(structured_outputs={"choice": ["a"]}, guided_decoding={"choice": ["a"]})
+    assert same == SamplingParams(structured_outputs={"choice": ["a"]})
+    with pytest.raises(RequestError, match="are the same option, and differ"):
+        SamplingParams(structured_outputs={"choice": ["a"]}, guided_decoding={"choice": ["b"]})
+
+
 def test_beam_search_params_are_a_search_without_an_early_end() -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.5).sampling_params()
     assert (params.n, params.max_tokens, params.length_penalty) == (3, 5, 0.5)
     assert (params.use_beam_search, params.early_stopping) == (True, "never")
     single = BeamSearchParams(beam_width=1, max_tokens=5).sampling_params()
     assert (single.use_beam_search, single.temperature, single.logprobs) == (False, 0, 0)
-    with pytest.raises(RequestError, match=r"temperature is 0\.5 with use_beam_search"):
-        BeamSearchParams(beam_width=3, max_tokens=5, temperature=0.5).sampling_params()
+    for width in (1, 3):
+        hot = BeamSearchParams(beam_width=width, max_tokens=5, temperature=0.5)
+        with pytest.raises(RequestError, match=r"temperature is 0\.5; it must be 0"):
+            hot.sampling_params()

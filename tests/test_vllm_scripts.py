@@ -162,6 +162,8 @@ def test_beam_search(llm: LLM) -> None:
         assert best.tokens[: len(prompt)] == prompt
         assert len(best.tokens) == len(prompt) + 4
         assert best.text.split() == [str(token) for token in best.tokens]
+    with pytest.raises(RequestError, match=r"params is .*; it must be BeamSearchParams"):
+        llm.beam_search(prompts, [params])  # type: ignore[arg-type]
     single = llm.beam_search("5 17", BeamSearchParams(beam_width=1, max_tokens=4))[0].sequences
     (greedy,) = llm.generate("5 17", SamplingParams(temperature=0, max_tokens=4))
     assert [beam.tokens for beam in single] == [[5, 17, *greedy.outputs[0].token_ids]]

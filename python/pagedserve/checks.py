@@ -56,12 +56,12 @@ def real(
     return check
 
 
-def integer(accepted: str, *, low: int) -> Check[int]:
-    """An integer of at least ``low``; the error says "an integer, ``accepted``"."""
+def integer(accepted: str, *, low: int, high: int = 2**63 - 1) -> Check[int]:
+    """An integer from ``low`` to ``high``; the error says "an integer, ``accepted``"."""
 
     def check(name: str, value: object) -> int:
         number = _int(value)
-        if number is None or number < low:
+        if number is None or not low <= number <= high:
             refuse(name, value, f"an integer, {accepted}")
         return number
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
 
 import pagedserve.checks as checks
@@ -270,6 +270,7 @@ class LLM(ModelOwner):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,  # noqa: ARG002  # the scheduler's
         **absent: Unpack[AbsentArguments],
     ) -> list[BeamSearchOutput]:
         """Run beam search on prompts.
@@ -279,6 +280,7 @@ class LLM(ModelOwner):
             params: Beam width, length limit and other parameters of the search.
             lora_request: As in ``generate``.
             use_tqdm: As in ``generate``.
+            concurrency_limit: Without effect: the scheduler runs as many as memory allows.
             **absent: As in ``generate``.
 
         Returns:
@@ -288,6 +290,8 @@ class LLM(ModelOwner):
             RequestError: A prompt or parameter is not accepted; the message names it and the
                 reason.
         """
+        if not isinstance(params, BeamSearchParams):
+            checks.refuse("params", params, "BeamSearchParams")
         outputs = self.generate(
             prompts,
             params.sampling_params(),
@@ -296,10 +300,12 @@ class LLM(ModelOwner):
             **absent,
         )
         tokenizer = self.llm_engine.input_processor.tokenizer
-        return [
-            BeamSearchOutput.of(output, lambda ids: str(tokenizer.decode(ids)))
-            for output in outputs
-        ]
+        of = partial(
+            BeamSearchOutput.of,
+            decode=lambda ids: str(tokenizer.decode(ids)),
+            keeps_end=params.include_stop_str_in_output,
+        )
+        return list(map(of, outputs))
 
     @in_turn
     def decide(
@@ -335,10 +341,13 @@ class LLM(ModelOwner):
             ConfigError: The template file cannot be read.
         """
         from pagedserve.decisions.answers import make_decision
+        from pagedserve.decisions.calibration import Calibration
         from pagedserve.decisions.prompts import Asked, num_prompt_tokens
         from pagedserve.decisions.questions import parse_questions
         from pagedserve.decisions.reads import reads_of
 
+        if not isinstance(calibration, Calibration | None):
+            checks.refuse("calibration", calibration, "a Calibration or None")
         asked = Asked(
             state=state,
             questions=parse_questions(questions),

@@ -235,11 +235,21 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
     @classmethod
-    def of(cls, output: RequestOutput, decode: Callable[[list[int]], str]) -> Self:
-        """Convert the output of a beam search request; ``decode`` is the tokenizer's."""
+    def of(
+        cls, output: RequestOutput, decode: Callable[[list[int]], str], *, keeps_end: bool
+    ) -> Self:
+        """Convert the output of a beam search request.
+
+        Args:
+            output: The output.
+            decode: The tokenizer's.
+            keeps_end: Whether tokens and text have the token that ended a beam.
+        """
         beams = []
         for completion in output.outputs:
-            tokens = [*output.prompt_token_ids, *completion.token_ids]
+            has_end = completion.finish_reason == "stop" and not keeps_end
+            new = completion.token_ids[:-1] if has_end else completion.token_ids
+            tokens = [*output.prompt_token_ids, *new]
             beams.append(
                 BeamSearchSequence(
                     tokens=tokens,

@@ -7,7 +7,7 @@ import pagedserve.checks as checks
 
 _SIZE: Final = checks.optional(checks.integer("at least 1, or None", low=1))
 _TRUNCATION: Final = checks.optional(
-    checks.integer("at least 1, -1 for what the model takes, or None", low=-1)
+    checks.integer("at least 1, -1 for what the model takes, or None", low=-1, high=2**31 - 1)
 )
 
 

@@ -225,6 +225,11 @@ def test_what_cannot_be_asked_is_refused_by_name(load: Any, llm: LLM) -> None:
         llm.decide({1, 2}, question)
     with pytest.raises(RequestError, match=r"has 5[0-9][0-9] tokens; max_model_len is 512"):
         llm.decide("word " * 500, question)
+    for given in ("cal.json", 2.0):
+        with pytest.raises(RequestError, match=r"calibration is .*; it must be a Calibration"):
+            llm.decide("x", question, calibration=given)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"chat_template_kwargs is .*; it must be a mapping"):
+        llm.decide("x", question, chat_template_kwargs=["a"])  # type: ignore[arg-type]
     # The label joins what is before it.
     with pytest.raises(RequestError, match="the label 'yes' of question 'q' is not one token"):
         llm.decide("x", question, chat_template="{{ messages[-1].content }}e")

@@ -207,6 +207,39 @@ def test_a_bad_request_is_refused_alone(formula: FormulaModel) -> None:
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"request_id": 7}, "request_id is 7; it must be a string"),
+        ({"request_id": ["x"]}, "request_id is .*; it must be a string"),
+        ({"sampling_params": {"max_tokens": 2}}, "sampling_params is .*; it must be one Sampling"),
+        ({"priority": "high"}, "priority is 'high'; it must be an integer"),
+        ({"priority": 2**63}, "priority is 9.*; it must be an integer, of 64 bits"),
+    ],
+)
+def test_arguments_of_another_type_end_no_other_request(
+    formula: FormulaModel, given: dict[str, Any], refusal: str
+) -> None:
+    async def test() -> None:
+        async with running(formula) as (engine, _):
+            staying = asyncio.create_task(tokens_of(engine, "stays", PROMPT))
+            usual: dict[str, Any] = {
+                "sampling_params": params(),
+                "request_id": "bad",
+                "priority": 0,
+            }
+            with pytest.raises(RequestError, match=refusal):
+                await anext(engine.generate({"prompt_token_ids": PROMPT}, **(usual | given)))
+            with pytest.raises(RequestError, match="request_id is 5; it must be a string"):
+                await engine.abort(5)  # type: ignore[arg-type]
+            with pytest.raises(RequestError, match=r"pooling_params is .*; it must be one Pooling"):
+                await anext(engine.encode("a", params(), "pooled"))  # type: ignore[arg-type]
+            assert await staying == formula.greedy(PROMPT, 12)
+            assert await tokens_of(engine, "later", PROMPT) == formula.greedy(PROMPT, 12)
+
+    run(test())
+
+
 def test_a_step_that_fails_once_changes_no_token(formula: FormulaModel) -> None:
     async def test() -> None:
         async with running(formula) as (engine, behind):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pagedserve import LLM, RequestOutput, SamplingParams
+from pagedserve import LLM, LLMEngine, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError
 from tests.support.decoders import save_decoder
 from tests.support.drafts import drafting
@@ -67,6 +67,24 @@ def test_sequences_beyond_the_memory_of_the_draft_model_have_no_drafts(
     expected, found = (llm.generate(prompts, PARAMS[0], use_tqdm=False) for llm in (plain, drafted))
     assert tokens(found) == tokens(expected)
     assert [output.metrics.num_draft_tokens for output in found] == [12, 0, 12]
+
+
+def test_drafts_go_on_after_a_step_of_their_model_failed(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = with_drafts(models["llama"], models["llama"])
+    expected, failures = answers(drafted, PARAMS[0]), iter([MemoryError("once")])
+    step = LLMEngine.step
+
+    def failing(engine: LLMEngine) -> list[RequestOutput]:
+        if engine is not drafted.llm_engine and (error := next(failures, None)) is not None:
+            raise error
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", failing)
+    with pytest.raises(MemoryError, match="once"):
+        answers(drafted, PARAMS[0])
+    assert tokens(answers(drafted, PARAMS[0])) == tokens(expected)
 
 
 def test_another_vocabulary_is_refused(models: dict[str, Path], tmp_path: Path) -> None:

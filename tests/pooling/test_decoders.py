@@ -144,6 +144,15 @@ def test_runner_says_which_of_both(save_decoder: SaveEncoder, backend: Any) -> N
     scores = pooling.score("w8", ["w8", "w9"], use_tqdm=False)
     assert scores[0].outputs.score == pytest.approx(1.0)
     assert scores[1].outputs.score < 1.0
+    for text in ({"prompt": "w8"}, [{"prompt": "w8"}], [[8]], 5, None):
+        with pytest.raises(RequestError, match="must each be a string or a list of strings"):
+            pooling.score(text, "w9")  # type: ignore[arg-type]
+    for task in ("token_embed", "rank", None):
+        with pytest.raises(RequestError, match=r"pooling_task is .*; it must be one of encode"):
+            pooling.encode("w8", pooling_task=task)  # type: ignore[arg-type]
+    branch: Any = {"prompt_token_ids": [5], "label_token_ids": [4]}
+    with pytest.raises(RequestError, match="has branches, and pooling models take none"):
+        pooling.embed({"prompt_token_ids": [3], "branches": [branch]})
 
 
 def test_adapters_of_a_model_that_pools_are_refused(

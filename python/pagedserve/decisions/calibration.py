@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+import pagedserve.checks as checks
 from pagedserve.decisions.questions import QUESTION_TYPES, QuestionType
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, RequestError
 
 # Temperatures are fitted within these.
 _LOWEST: Final = 0.05
@@ -37,6 +38,9 @@ class LabelledRead(NamedTuple):
     answer: int
 
 
+_TEMPERATURE: Final = checks.real("above 0", low=0, open_low=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Temperature of each type of questions; 1 changes nothing.
@@ -48,6 +52,21 @@ class Calibration:
     temperatures: Mapping[QuestionType, float] = field(
         default_factory=lambda: dict.fromkeys(QUESTION_TYPES, 1.0)
     )
+
+    def __post_init__(self) -> None:
+        """Check the temperatures; a type without one has 1.
+
+        Raises:
+            RequestError: One is not above 0, or of no type of questions.
+        """
+        given = checks.mapping("temperatures", self.temperatures)
+        for kind in given:
+            checks.choice(QUESTION_TYPES)("the type of a temperature", kind)
+        found = {
+            kind: _TEMPERATURE(f"the temperature of {kind}", given.get(kind, 1.0))
+            for kind in QUESTION_TYPES
+        }
+        object.__setattr__(self, "temperatures", found)
 
     @classmethod
     def fitted(cls, reads: Iterable[LabelledRead]) -> Self:
@@ -76,13 +95,10 @@ class Calibration:
             raise ConfigError(
                 f"the calibration {path} must have temperatures of {', '.join(QUESTION_TYPES)}"
             )
-        for kind, value in given.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
-                raise ConfigError(
-                    f"the temperature of {kind} in {path} is {value!r}; it must be above 0"
-                )
-        return cls({kind: float(given[kind]) for kind in QUESTION_TYPES})
+        try:
+            return cls(given)
+        except RequestError as error:
+            raise ConfigError(f"the calibration {path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write it to a file.

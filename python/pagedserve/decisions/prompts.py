@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pagedserve.checks as checks
 from pagedserve.decisions.questions import ParsedQuestion
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Branch, BranchedPrompt
@@ -44,7 +45,10 @@ class Asked:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.chat_template_kwargs or {}).get("enable_thinking"):
+        variables = checks.optional(checks.mapping)(
+            "chat_template_kwargs", self.chat_template_kwargs
+        )
+        if variables and variables.get("enable_thinking"):
             raise RequestError(
                 "chat_template_kwargs has enable_thinking: a decision is the first token of the "
                 "reply, so the model cannot think before it",

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pagedserve.drafts.proposer import DraftedText
@@ -33,6 +33,9 @@ class DraftEngine(Protocol):
     def has_unfinished_requests(self) -> bool:
         """Whether another step is needed."""
 
+    def abort_request(self, request_id: Iterable[str]) -> object:
+        """Abort requests."""
+
 
 class DraftModel:
     """Proposes the most likely tokens of a draft model.
@@ -61,7 +64,15 @@ class DraftModel:
                     logger.debug("no draft tokens: %s", error)
                 else:
                     names[name] = place
-        found: list[list[int]] = [[] for _ in texts]
+        try:
+            return self._drafted(names, len(texts))
+        except BaseException:
+            self._engine.abort_request(names)  # or the next call would get their outputs
+            raise
+
+    def _drafted(self, names: Mapping[str, int], num_texts: int) -> list[list[int]]:
+        """Draft tokens of each text, once the requests are run; their names have its place."""
+        found: list[list[int]] = [[] for _ in range(num_texts)]
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 completion = output.outputs[0]

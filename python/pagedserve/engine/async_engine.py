@@ -23,14 +23,14 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.guard import ModelOwner
 from pagedserve.engine.lanes import GrammarLanes, Lanes, input_cost
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.engine.request import Request
+from pagedserve.engine.request import Request, checked_id, request_ids
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.engine.stream import Reader, Stream, Streams, call_in, set_answer
 from pagedserve.engine.thread import EngineThread
 from pagedserve.errors import EngineDeadError, EngineStalledError, RequestError
 from pagedserve.executor.protocol import Adapter, ModelInfo
 from pagedserve.inputs import Prompt
-from pagedserve.inputs.prompts import match_params, parse_prompt
+from pagedserve.inputs.prompts import match_params, match_pooling_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.pooling import pooling_output
 from pagedserve.outputs import PoolingRequestOutput, RequestOutput
@@ -184,20 +184,21 @@ class AsyncLLMEngine(ModelOwner):
             {"trace_headers": trace_headers, "prompt_adapter_request": prompt_adapter_request}
         )
         self._check()
+        params = _checked_params(sampling_params)
         loop = asyncio.get_running_loop()
-        if request_id in self._streams:
+        if checked_id(request_id) in self._streams:
             raise RequestError(f"request_id is {request_id!r}, that of an unfinished request")
         stream = self._streams[request_id] = Stream(loop)
         reader = Reader(partial(self._streams.leave, request_id, stream))
         try:
             adapter = None if lora_request is None else await self._load(lora_request)
             turn = arrival_time or request_id  # shared by the prompts of one request
-            await self._grammars.wait(sampling_params, self._engine.input_processor.grammars, turn)
+            await self._grammars.wait(params, self._engine.input_processor.grammars, turn)
             check = partial(
                 self._checked,
                 request_id,
                 prompt,
-                sampling_params,
+                params,
                 arrival_time=arrival_time,
                 priority=priority,
                 lora_request=lora_request,
@@ -205,7 +206,7 @@ class AsyncLLMEngine(ModelOwner):
                 output_token_ids=output_token_ids,
                 choice=choice,
             )
-            cost = input_cost(prompt, sampling_params)
+            cost = input_cost(prompt, params)
             request = stream.request = await self._input_lanes.run(check, cost=cost, group=turn)
             self._check()
             self._thread.send(partial(self._take_up, request, stream))
@@ -245,14 +246,15 @@ class AsyncLLMEngine(ModelOwner):
             EngineDeadError: The engine has died or is shut down.
         """
         refuse_arguments(absent)
-        outputs = self.generate(prompt, pooling_params, request_id, lora_request, priority=priority)
+        (params,) = match_pooling_params(pooling_params, 1)
+        outputs = self.generate(prompt, params, request_id, lora_request, priority=priority)
         async with aclosing(outputs):
             async for output in outputs:
-                yield pooling_output(output, self._engine.model_info.pooling, pooling_params)
+                yield pooling_output(output, self._engine.model_info.pooling, params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort requests; their streams get a last output with the finish reason "abort"."""
-        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        names = request_ids(request_id)
         for name in names:
             if name in self._streams:  # it may not have been added to the engine yet
                 self._streams[name].is_aborted = True
@@ -347,10 +349,9 @@ class AsyncLLMEngine(ModelOwner):
         self,
         request_id: str,
         prompt: Prompt,
-        given: SamplingParams | PoolingParams | None,
+        params: SamplingParams | PoolingParams,
         **more: Any,
     ) -> Request:
-        params = given if isinstance(given, PoolingParams) else match_params(given, 1)[0]
         parsed = parse_prompt(prompt, "the prompt")
         return self._engine.input_processor.process(request_id, parsed, params, **more)
 
@@ -393,6 +394,10 @@ class AsyncLLMEngine(ModelOwner):
     def _end_all_streams(self, error: BaseException) -> None:
         self._dead_error = error
         self._streams.fail(self.dead_error)
+
+
+def _checked_params(given: Any) -> SamplingParams | PoolingParams:
+    return given if isinstance(given, PoolingParams) else match_params(given, 1)[0]
 
 
 def _without_outputs(request_id: str, engine: LLMEngine) -> list[RequestOutput]:

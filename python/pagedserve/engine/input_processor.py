@@ -26,7 +26,13 @@ from pagedserve.inputs.audio import AudioFeatures
 from pagedserve.inputs.branches import check_read_params
 from pagedserve.inputs.encoder_prompts import split_prompt
 from pagedserve.inputs.prompt_images import ImagePlacer, PromptImages
-from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_range, tokenize_prompt
+from pagedserve.inputs.prompts import (
+    ParsedPrompt,
+    TokenizedPrompt,
+    check_priority,
+    check_range,
+    tokenize_prompt,
+)
 from pagedserve.lora.request import LoRARequest
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.output.stop import StopRule
@@ -145,6 +151,7 @@ class InputProcessor:
         Raises:
             RequestError: The prompt or a parameter is invalid; the message lists what is accepted.
         """
+        priority = check_priority("priority", priority)
         metrics = RequestMetrics(request_time() if arrival_time is None else arrival_time)
         prompt, encoder, rules = split_prompt(
             prompt,

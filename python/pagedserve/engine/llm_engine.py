@@ -16,7 +16,6 @@ from typing import Final, Unpack
 
 import numpy as np
 
-import pagedserve.checks as checks
 from pagedserve._core import Scheduler
 from pagedserve.config import EngineArgs
 from pagedserve.engine.adapters import AdapterTable
@@ -26,7 +25,7 @@ from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
 from pagedserve.engine.processors import load_processors
-from pagedserve.engine.request import Request, RequestTable
+from pagedserve.engine.request import Request, RequestTable, request_ids
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import EngineDeadError, InvariantError
 from pagedserve.executor.protocol import Executor, ModelInfo
@@ -330,10 +329,7 @@ class LLMEngine(ModelOwner):
         Raises:
             RequestError: The value is neither an id nor an iterable of ids.
         """
-        if not isinstance(request_id, Iterable):
-            checks.refuse("request_id", request_id, "a string or a list of strings")
-        names = [request_id] if isinstance(request_id, str) else list(request_id)
-        ended = self._loop.abort(names)
+        ended = self._loop.abort(request_ids(request_id))
         self._flush_decision_log()
         return ended
 

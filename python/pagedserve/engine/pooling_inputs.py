@@ -85,6 +85,8 @@ class PoolingProcessor:
         """Tokenize a prompt to be pooled, truncated to ``most`` tokens if that is not None."""
         if prompt.images:
             raise RequestError(f"{name} has images, and pooling models take text alone")
+        if prompt.branches:
+            raise RequestError(f"{name} has branches, and pooling models take none")
         most = self.max_model_len if most == -1 else most
         pair_start = None
         if prompt.text_pair is not None:

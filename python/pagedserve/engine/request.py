@@ -4,13 +4,14 @@ Owns the state of a request outside the scheduler: parameters, text, log-probabi
 Token ids of prompts, block tables and queues belong to the core.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+import pagedserve.checks as checks
 from pagedserve.drafts.proposer import DraftedText
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.errors import RequestError
@@ -26,6 +27,29 @@ from pagedserve.output.stop import Finish, StopMatch, StopRule
 from pagedserve.outputs import RequestMetrics
 from pagedserve.sampling.rows import RowSampling
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+
+
+def checked_id(given: object) -> str:
+    """An id of a request.
+
+    Raises:
+        RequestError: The value is no string.
+    """
+    if not isinstance(given, str):
+        checks.refuse("request_id", given, "a string")
+    return given
+
+
+def request_ids(given: object) -> list[str]:
+    """Ids of requests to abort: one, or several.
+
+    Raises:
+        RequestError: The value is neither a string nor an iterable of strings.
+    """
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Iterable):
+        checks.refuse("request_id", given, "a string or a list of strings")
+    return list(map(checked_id, names))
 
 
 @dataclass(slots=True, eq=False)

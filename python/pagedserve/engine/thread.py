@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 
 from pagedserve.engine.guard import EngineGuard
 from pagedserve.engine.llm_engine import LLMEngine
-from pagedserve.errors import EngineDeadError, ExecutorDeadError
+from pagedserve.errors import EngineDeadError, ExecutorDeadError, RequestError
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.outputs import RequestOutput
 
@@ -175,6 +175,9 @@ class EngineThread:
     def _open(self, engine: LLMEngine, mail: Mail) -> list[RequestOutput]:
         try:
             return mail(engine)
+        except RequestError:  # it concerns one request only
+            logger.exception("a message of a request failed")
+            return []
         except Exception:
             # The wait for a step that was launched ahead failed.  It is rolled back now.
             logger.exception("a step failed")

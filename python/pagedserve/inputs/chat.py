@@ -40,13 +40,13 @@ def conversations_of(messages: Any) -> list[Conversation]:
     return list(conversations)
 
 
-def read_chat_template(given: str | None) -> str | None:
+def read_chat_template(given: str | Path | None) -> str | None:
     """Read the template of an option: a file's content, or the option itself if it has a brace.
 
     Raises:
         ConfigError: The file cannot be read.
     """
-    if given is None or "{" in given:
+    if given is None or (isinstance(given, str) and "{" in given):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")

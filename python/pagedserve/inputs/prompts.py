@@ -362,8 +362,8 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
         RequestError: A number that differs from that of prompts, or not integers.
     """
     if priority is None or isinstance(priority, int):
-        return [_priority("priority", priority or 0)] * num_prompts
-    priorities = checks.each(_priority, "an integer or a list with one a prompt")(
+        return [check_priority("priority", priority or 0)] * num_prompts
+    priorities = checks.each(check_priority, "an integer or a list with one a prompt")(
         "priority", priority
     )
     if len(priorities) != num_prompts:
@@ -373,7 +373,8 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
     return list(priorities)
 
 
-_priority = checks.integer("the lowest is served first", low=-(2**63))
+# Of a request; the core's integers have 64 bits.
+check_priority = checks.integer("of 64 bits; the lowest is served first", low=-(2**63))
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 _KEYS = (
     "prompt",

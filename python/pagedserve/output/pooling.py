@@ -113,6 +113,16 @@ def scoring_output(
     )
 
 
+def _texts(name: str, given: object) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"{name} and the others must each be a string or a list of strings; got {given!r:.60}",
+            param=name,
+        )
+    return [str(text) for text in texts]
+
+
 def match_pairs(
     name: str, first: str | Sequence[str], second: str | Sequence[str]
 ) -> list[tuple[str, str]]:
@@ -124,11 +134,9 @@ def match_pairs(
         second: One text or several.
 
     Raises:
-        RequestError: The numbers of texts do not match.
+        RequestError: The numbers of texts do not match, or they are no strings.
     """
-    firsts, seconds = (
-        [texts] if isinstance(texts, str) else list(texts) for texts in (first, second)
-    )
+    firsts, seconds = (_texts(name, texts) for texts in (first, second))
     if not seconds or len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"{name} has {len(firsts)} texts and there are {len(seconds)} others; give at least "

@@ -7,8 +7,9 @@ the pooling, whose config is in a separate folder, and optionally a normalizatio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
+import pagedserve.checks as checks
 from pagedserve.errors import ModelLoadError, RequestError, UnsupportedModelError
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.regular_files import is_file, read_json
@@ -81,8 +82,10 @@ class PoolingRules:
         """Check that the model supports a task.
 
         Raises:
-            RequestError: an embedding model for classification, or the other way round.
+            RequestError: an unknown task, an embedding model for classification, or the other way
+                round.
         """
+        checks.choice(get_args(PoolingTask))("pooling_task", task)
         if task == "encode":
             return
         if self.classes is None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import pagedserve.checks as checks
 from pagedserve.sampling_params.params import SamplingParams
 
 
@@ -16,7 +17,7 @@ class BeamSearchParams:
         ignore_eos: Continue after the model's end-of-sequence token.
         temperature: Only 0 is accepted: beam search does not sample.
         length_penalty: The log-probability of a beam is divided by its length to this power.
-        include_stop_str_in_output: Whether the text includes the token that ended it.
+        include_stop_str_in_output: Whether tokens and text include the token that ended the beam.
     """
 
     beam_width: int
@@ -32,6 +33,8 @@ class BeamSearchParams:
         Raises:
             RequestError: A value is invalid.
         """
+        if self.temperature != 0:
+            checks.refuse("temperature", self.temperature, "0: beam search does not sample")
         beams: dict[str, Any] = {}
         if self.beam_width != 1:
             beams = {
@@ -43,7 +46,7 @@ class BeamSearchParams:
             n=self.beam_width,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
+            temperature=0.0,
             logprobs=0,
             include_stop_str_in_output=self.include_stop_str_in_output,
             **beams,

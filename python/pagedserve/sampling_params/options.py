@@ -323,8 +323,16 @@ class SamplingOptions:
     def __post_init__(
         self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
     ) -> None:
-        if self.structured_outputs is None:
-            self.structured_outputs = guided_decoding
+        if guided_decoding is None:
+            return
+        given = self.structured_outputs
+        self.structured_outputs = guided_decoding
+        if given is not None and given != self.structured_outputs:
+            raise RequestError(
+                "structured_outputs and guided_decoding are the same option, and differ: give one "
+                "of them",
+                param="guided_decoding",
+            )
 
     def __setattr__(self, name: str, value: object) -> None:
         """Check a value and hold what the check returns.

@@ -21,6 +21,11 @@ AnyLogitsProcessor: TypeAlias = (
 )
 
 _NUM_WITH_PROMPT: Final = 3
+_NONE: Final = inspect.Parameter.empty
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
 
 
 def with_prompt(
@@ -38,9 +43,11 @@ def with_prompt(
 
 def _takes_prompt(processor: LogitsProcessor) -> bool:
     try:
-        return len(inspect.signature(processor).parameters) == _NUM_WITH_PROMPT
+        parameters = inspect.signature(processor).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature
         return False
+    required = [each for each in parameters if each.kind in _POSITIONAL and each.default is _NONE]
+    return len(required) == _NUM_WITH_PROMPT
 
 
 def _bound(processor: Any, prompt: list[int]) -> LogitsProcessor:
