@@ -56,7 +56,7 @@ def real(
     return check
 
 
-def integer(accepted: str, *, low: int, high: int = 2**63 - 1) -> Check[int]:
+def integer(accepted: str, *, low: int, high: float = math.inf) -> Check[int]:
     """An integer from ``low`` to ``high``; the error says "an integer, ``accepted``"."""
 
     def check(name: str, value: object) -> int:

@@ -374,7 +374,9 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
 
 
 # Of a request; the core's integers have 64 bits.
-check_priority = checks.integer("of 64 bits; the lowest is served first", low=-(2**63))
+check_priority = checks.integer(
+    "of 64 bits; the lowest is served first", low=-(2**63), high=2**63 - 1
+)
 _ACCEPTED = 'a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 _KEYS = (
     "prompt",
