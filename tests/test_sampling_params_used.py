@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pagedserve import BeamSearchParams, RequestError, SamplingParams
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
 
 def processor(token_ids: list[int], logits: Any) -> Any:
@@ -101,6 +102,13 @@ def test_a_constraint_under_two_names_must_be_the_same() -> None:
     assert same == SamplingParams(structured_outputs={"choice": ["a"]})
     with pytest.raises(RequestError, match="are the same option, and differ"):
         SamplingParams(structured_outputs={"choice": ["a"]}, guided_decoding={"choice": ["b"]})
+
+
+def test_options_of_a_constraint_that_are_off_say_nothing() -> None:
+    given = StructuredOutputsParams(choice=["a"], disable_fallback=False)
+    assert given == StructuredOutputsParams(choice=["a"])
+    with pytest.raises(RequestError, match="has disable_fallback; it is not supported here"):
+        StructuredOutputsParams(choice=["a"], disable_fallback=True)
 
 
 def test_beam_search_params_are_a_search_without_an_early_end() -> None:

@@ -41,8 +41,7 @@ from pagedserve.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from pagedserve.pooling.rules import PoolingTask
-from pagedserve.pooling_params import PoolingParams
+from pagedserve.pooling_params import PoolingParams, PoolingTask
 from pagedserve.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from pagedserve.tokenizer import Tokenizer
 from pagedserve.vllm_names import (

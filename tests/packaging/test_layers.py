@@ -66,7 +66,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "decisions": {"inputs", "outputs"},
     "llm": {
         *("config", "decisions", "engine", "inputs", "lora", "metrics", "output", "outputs"),
-        *("pooling", "pooling_params", "sampling_params"),
+        *("pooling_params", "sampling_params"),
     },
     "utils": {"config"},  # a name of vLLM's
     "server": {

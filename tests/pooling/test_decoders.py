@@ -150,6 +150,14 @@ def test_runner_says_which_of_both(save_decoder: SaveEncoder, backend: Any) -> N
     for task in ("token_embed", "rank", None):
         with pytest.raises(RequestError, match=r"pooling_task is .*; it must be one of encode"):
             pooling.encode("w8", pooling_task=task)  # type: ignore[arg-type]
+    named = PoolingParams(task="embed", normalize=False)
+    assert named == PoolingParams(task="embed", use_activation=False)
+    assert len(pooling.encode("w8", named)[0].outputs.data) > 1
+    for refused in ({"task": "classify"}, {"task": "rank"}, {"normalize": 1}):
+        with pytest.raises(RequestError):
+            pooling.encode("w8", PoolingParams(**refused))
+    with pytest.raises(RequestError, match="normalize is True; it must be use_activation"):
+        PoolingParams(normalize=True, use_activation=False)
     branch: Any = {"prompt_token_ids": [5], "label_token_ids": [4]}
     with pytest.raises(RequestError, match="has branches, and pooling models take none"):
         pooling.embed({"prompt_token_ids": [3], "branches": [branch]})

@@ -13,6 +13,7 @@ import pytest
 from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.host_ops.heap import allocated_bytes
 from pagedserve.sampling import compile_process, compile_worker, sources
+from pagedserve.sampling.grammar import compute_masks
 from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from pagedserve.sampling.sources import GrammarKey
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
@@ -80,6 +81,37 @@ def test_the_process_prepares_a_grammar(
     compiler.compile(StructuredOutputsParams(json={"enum": ["prepared elsewhere"]}))
     with pytest.raises(RequestError, match="at #/anyOf/0/const: 1152921504606846976 cannot"):
         compiler.compile(StructuredOutputsParams(json={"anyOf": [{"const": 2**60}]}))
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ({"regex": "a{100000}"}, ["a" * 200]),
+        ({"choice": ["b" * 9000, "c"]}, ["b" * 200, "c"]),
+        ({"json": {"const": "d" * 9000}}, ['"' + "d" * 200]),
+        ({"json": {"properties": {"e": {"const": ["e"] * 5000}}}}, ['{"e": ["e", "e"', "{}"]),
+        ({"grammar": f'start: "f" "{"g" * 9000}"'}, ["f" + "g" * 200]),
+    ],
+)
+def test_a_long_text_that_must_follow_is_not_found_in_one_step(
+    compiler: GrammarCompiler, given: dict[str, Any], texts: list[str]
+) -> None:
+    grammar = compiler.compile(StructuredOutputsParams(**given))
+    for text in texts:
+        token_ids = compiler.tokenizer.encode(text)
+        for place, token_id in enumerate(token_ids):
+            state = grammar.states(1).at(token_ids[:place])
+            assert len(state.forced()) <= 1
+            (mask,) = compute_masks([state])
+            assert mask.view("uint32")[token_id // 32] >> (token_id % 32) & 1, (place, token_id)
+        (mask,) = compute_masks([grammar.states(1).at([])])
+        other = compiler.tokenizer.encode("z")[0]
+        assert not mask.view("uint32")[other // 32] >> (other % 32) & 1
+
+
+def test_a_short_text_that_must_follow_is_found_at_once(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(only("exactly this text"))
+    assert compiler.tokenizer.decode(grammar.states(1).at([]).forced()) == "exactly this text"
 
 
 @pytest.mark.skipif(not allocated_bytes(), reason="the C library does not count what it allocated")

@@ -11,13 +11,11 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import pagedserve.checks as checks
 from pagedserve.errors import ModelLoadError, RequestError, UnsupportedModelError
-from pagedserve.pooling_params import PoolingParams
+from pagedserve.pooling_params import PoolingParams, PoolingTask
 from pagedserve.regular_files import is_file, read_json
 
 PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
 Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
-# Tasks of pooling models.
-PoolingTask: TypeAlias = Literal["encode", "embed", "classify", "score"]
 
 MODULES_FILE: Final = "modules.json"
 _METHODS: Final[dict[str, PoolingType]] = {
@@ -103,8 +101,10 @@ class PoolingRules:
         """Check that the model supports the parameters of a prompt.
 
         Raises:
-            RequestError: unsupported dimensions, or an unknown prompt name.
+            RequestError: an unsupported task, dimensions, or an unknown prompt name.
         """
+        if params.task is not None:
+            self.check_task(params.task)
         name = params.prompt_name
         if name is not None and name not in self.prompts:
             raise RequestError(

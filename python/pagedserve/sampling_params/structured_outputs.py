@@ -78,7 +78,7 @@ class StructuredOutputsParams:
         del backend  # vLLM has several, this engine one
         object.__setattr__(self, "given_as", given_as)
         for name, value in later.items():
-            if value is not None:
+            if value is not None and value is not False:  # off, as vLLM's defaults
                 raise RequestError(
                     f"{given_as} has {name}; it is not supported here", param=given_as
                 )

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.output.pooling import cosine, finished_vector, match_pairs
 from pagedserve.outputs import FinishReason, RequestOutput
-from pagedserve.pooling.rules import PoolingRules, PoolingTask
-from pagedserve.pooling_params import PoolingParams
+from pagedserve.pooling.rules import PoolingRules
+from pagedserve.pooling_params import PoolingParams, PoolingTask
 from pagedserve.server.context import Context
 from pagedserve.server.errors import ServerError
 from pagedserve.server.generation import check_end
