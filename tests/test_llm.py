@@ -9,10 +9,12 @@ from transformers import LongT5Config, LongT5ForConditionalGeneration
 
 from pagedserve import (
     LLM,
+    BeamSearchParams,
     ConfigError,
     ModelLoadError,
     RequestError,
     SamplingParams,
+    TokensPrompt,
     UnsupportedModelError,
 )
 from pagedserve.executor.protocol import Executor, StepInput
@@ -80,6 +82,20 @@ def test_the_end_of_sequence_token_is_in_the_ids_but_not_in_the_text(smollm2: LL
     assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
     assert completion.token_ids[-1] == tokenizer.eos_token_id
     assert "<|im_end|>" not in completion.text
+
+
+def test_beams_end_with_the_token_that_ended_them_if_it_is_asked_for(smollm2: LLM) -> None:
+    tokenizer = smollm2.get_tokenizer()
+    prompt: TokensPrompt = {"prompt_token_ids": tokenizer.encode("<|im_start|>assistant\nYes.")}
+    found = {}
+    for keeps in (False, True):
+        params = BeamSearchParams(beam_width=2, max_tokens=24, include_stop_str_in_output=keeps)
+        (output,) = smollm2.beam_search([prompt], params)
+        found[keeps] = [beam for beam in output.sequences if beam.finish_reason == "stop"]
+    assert found[True]
+    for beam, bare in zip(found[True], found[False], strict=True):
+        assert beam.tokens == [*bare.tokens, tokenizer.eos_token_id]
+        assert beam.text == f"{bare.text}<|im_end|>"
 
 
 def test_chat_answers_in_the_models_own_template(smollm2: LLM) -> None:

@@ -142,6 +142,12 @@ def test_kimis_calls_have_ids_that_name_their_tool() -> None:
     forced = '[{"name": "look", "parameters": {"name": "x"}}, {"name": "look", "parameters": {}}]'
     calls = reader.fields(0, forced, is_last=True, is_delta=False)["tool_calls"]
     assert [call["id"] for call in calls] == [id_of(1), id_of(2)]
+    named = {"type": "function", "function": {"name": "look"}}
+    reader = AnswerReader(
+        body=body_of(tool_choice=named, messages=messages), tools=tools, reasoning=None
+    )
+    (call,) = reader.fields(0, '{"name": "x"}', is_last=True, is_delta=False)["tool_calls"]
+    assert call["id"] == id_of(1)
 
 
 def test_tools_and_a_format_of_the_text_together(client: openai.OpenAI) -> None:

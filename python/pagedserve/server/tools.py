@@ -332,13 +332,13 @@ class AnswerReader:
 
     def _named_call(self, reading: Reading, text: str, *, is_delta: bool) -> dict[str, Any]:
         """The arguments or the input of the named tool, as far as generated."""
-        is_first, reading.num_calls = reading.num_calls == 0, 1
-        if not is_first:
+        if reading.num_calls:
             return _continued(reading, text)
         if _custom_tool(self.body, reading.named) is not None:
             reading.read_input = str
-        call = Call(reading.named or "", text)
-        return ({"index": 0} if is_delta else {}) | self._shown(reading, call)
+        shown = self._shown(reading, Call(reading.named or "", text))
+        reading.num_calls = 1
+        return ({"index": 0} if is_delta else {}) | shown
 
     def _shown(self, reading: Reading, call: Call) -> dict[str, Any]:
         ((kind, part),) = _text_of_call(reading, call.arguments).items()
@@ -350,7 +350,8 @@ class AnswerReader:
 
     def _new_id(self, reading: Reading, name: str) -> str:
         if self.tools is not None and self.tools.names_in_ids:
-            earlier = sum(len(message.get("tool_calls") or ()) for message in self.body.messages)
+            listed = (message.get("tool_calls") for message in self.body.messages)
+            earlier = sum(len(calls) for calls in listed if isinstance(calls, list))
             return f"functions.{name}:{earlier + reading.num_calls}"
         length = None if self.tools is None else self.tools.id_length
         unique = uuid.uuid4().hex
