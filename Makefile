@@ -65,7 +65,7 @@ demo: $(DEMO) $(EXTENSION) ## answer a few prompts with a real small model
 
 test: test-rust test-py ## every day: every test but the slow ones and those of the built package
 
-# Building the package takes one core minutes, and fails where the package's files changed.
+# Building the package takes minutes, and fails where the package's files changed.
 test-ci: test-rust build ## what every change must pass: as test, and the package is built and installed
 	$(PYTEST) -m "not slow and not nightly and not ray"
 

@@ -2,6 +2,8 @@
 #![expect(unsafe_code, reason = "runs kernels whose instructions the caller has")]
 
 use crate::vectors::Kernel;
+#[cfg(target_arch = "x86_64")]
+use crate::x86::{Avx2, Avx512};
 
 /// The vector instructions that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,9 +73,9 @@ impl InstructionSet {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             match self {
-                Self::Avx2 => return crate::x86::run_avx2(kernel),
-                Self::Avx512 => return crate::x86::run_avx512(kernel),
-                Self::Avx512BFloat16 => return crate::x86::run_avx512_bf16(kernel),
+                Self::Avx2 => return kernel.run_avx2(),
+                Self::Avx512 => return kernel.run_avx512(),
+                Self::Avx512BFloat16 => return kernel.run_avx512_bf16(),
                 Self::Portable | Self::Neon => {}
             }
             #[cfg(target_arch = "aarch64")]
@@ -84,3 +86,45 @@ impl InstructionSet {
         }
     }
 }
+
+/// A kernel with the instructions of a set.
+///
+/// Methods of each kernel, not functions: the compiler divides a crate among cores by module, and
+/// these belong to the module of the kernel.
+#[cfg(target_arch = "x86_64")]
+trait X86Kernel: Kernel + Sized {
+    /// Runs it with AVX2, FMA and F16C.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has all three.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run_avx2(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx2>() }
+    }
+
+    /// Runs it with AVX-512.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has the instructions.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn run_avx512(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx512<false>>() }
+    }
+
+    /// Runs it with AVX-512 and its dot products of bfloat16 and of bytes.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has the instructions.
+    #[target_feature(
+        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"
+    )]
+    unsafe fn run_avx512_bf16(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx512<true>>() }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<K: Kernel> X86Kernel for K {}

@@ -11,37 +11,7 @@ use std::arch::x86_64::*;
 use crate::bytes::Dots;
 use crate::level::Float8;
 use crate::number::{BFloat16, Float16};
-use crate::vectors::{Kernel, Vectors, multiply_pairs};
-
-/// Runs a kernel with AVX2, FMA and F16C.
-///
-/// # Safety
-/// As the kernel's; the CPU has all three.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Avx2>() }
-}
-
-/// Runs a kernel with AVX-512.
-///
-/// # Safety
-/// As the kernel's; the CPU has the instructions.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Avx512<false>>() }
-}
-
-/// Runs a kernel with AVX-512 and its dot products of bfloat16.
-///
-/// # Safety
-/// As the kernel's; the CPU has the instructions.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")]
-pub(crate) unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.run::<Avx512<true>>() }
-}
+use crate::vectors::{Vectors, multiply_pairs};
 
 /// One register for sixteen numbers; whether it has dot products of bfloat16.
 pub(crate) struct Avx512<const HAS_DOT: bool>;
