@@ -234,17 +234,50 @@ impl Dots for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> int8x16x4_t {
+    unsafe fn load_bits(from: *const u8, from_bit: i32, mask: u8) -> int8x16x4_t {
         unsafe {
-            let (down, mask) = (vdupq_n_s8(if from_bit == 0 { 0 } else { -4 }), vdupq_n_s8(15));
+            #[expect(clippy::cast_possible_truncation, reason = "up to 7")]
+            let (down, mask) = (vdupq_n_s8(-from_bit as i8), vdupq_n_s8(mask.cast_signed()));
             // Shifted as bytes without a sign.
-            let nibbles = |weights| {
+            let bits = |weights| {
                 let weights = vshlq_u8(vreinterpretq_u8_s8(weights), down);
                 vandq_s8(vreinterpretq_s8_u8(weights), mask)
             };
             let int8x16x4_t(a, b, c, d) = Self::load_quads(from);
-            int8x16x4_t(nibbles(a), nibbles(b), nibbles(c), nibbles(d))
+            int8x16x4_t(bits(a), bits(b), bits(c), bits(d))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn join(low: int8x16x4_t, high: int8x16x4_t) -> int8x16x4_t {
+        let join = |low, high| unsafe { vorrq_s8(low, vshlq_n_s8::<4>(high)) };
+        int8x16x4_t(
+            join(low.0, high.0),
+            join(low.1, high.1),
+            join(low.2, high.2),
+            join(low.3, high.3),
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn add_fifth_bits(low: int8x16x4_t, words: *const u8, quad: usize) -> int8x16x4_t {
+        unsafe {
+            #[expect(clippy::cast_possible_truncation, reason = "up to 15")]
+            let places: [u8; 16] = std::array::from_fn(|byte| (byte / 4 * 4 + quad / 2) as u8);
+            let bits: [u8; 16] = std::array::from_fn(|byte| 1 << (quad % 2 * 4 + byte % 4));
+            let (places, bits) = (vld1q_u8(places.as_ptr()), vld1q_s8(bits.as_ptr().cast()));
+            let add = |low, words| {
+                let is_set = vtstq_s8(vqtbl1q_s8(words, places), bits);
+                vorrq_s8(low, vandq_s8(vreinterpretq_s8_u8(is_set), vdupq_n_s8(16)))
+            };
+            let int8x16x4_t(a, b, c, d) = Self::load_quads(words);
+            int8x16x4_t(add(low.0, a), add(low.1, b), add(low.2, c), add(low.3, d))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_quads(quads: int8x16x4_t, to: *mut u8) {
+        unsafe { vst1q_s8_x4(to.cast(), quads) }
     }
 
     #[inline(always)]

@@ -161,9 +161,32 @@ impl Dots for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Quads {
+    unsafe fn load_bits(from: *const u8, from_bit: i32, mask: u8) -> Quads {
         // SAFETY: the caller's promise.
-        unsafe { Self::load_quads(from) }.map(|four| four.map(|byte| byte >> from_bit & 15))
+        unsafe { Self::load_quads(from) }.map(|four| four.map(|byte| byte >> from_bit & mask))
+    }
+
+    #[inline(always)]
+    unsafe fn join(low: Quads, high: Quads) -> Quads {
+        std::array::from_fn(|lane| {
+            std::array::from_fn(|byte| low[lane][byte] | high[lane][byte] << 4)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn add_fifth_bits(low: Quads, words: *const u8, quad: usize) -> Quads {
+        // SAFETY: the caller's promise.
+        let words = unsafe { Self::load_quads(words) };
+        let fifth = |lane: usize, byte| words[lane][quad / 2] >> (quad % 2 * 4 + byte) & 1;
+        let high = std::array::from_fn(|lane| std::array::from_fn(|byte| fifth(lane, byte)));
+        // SAFETY: every CPU has what these need.
+        unsafe { Self::join(low, high) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_quads(quads: Quads, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<Quads>().write(quads) }
     }
 
     #[inline(always)]

@@ -8,10 +8,18 @@
 #[allow(clippy::wildcard_imports, reason = "every second word of this file is an intrinsic")]
 use std::arch::x86_64::*;
 
-use crate::bytes::Dots;
 use crate::level::Float8;
 use crate::number::{BFloat16, Float16};
 use crate::vectors::{Vectors, multiply_pairs};
+
+/// Applies an intrinsic to both halves.
+macro_rules! halves {
+    ($function:expr, $($vector:expr),+) => {
+        ($function($($vector.0),+), $function($($vector.1),+))
+    };
+}
+
+mod dots;
 
 /// One register for sixteen numbers; whether it has dot products of bfloat16.
 pub(crate) struct Avx512<const HAS_DOT: bool>;
@@ -183,13 +191,6 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
 /// Two registers for sixteen numbers.
 pub(crate) struct Avx2;
 
-/// Applies an intrinsic to both halves.
-macro_rules! halves {
-    ($function:expr, $($vector:expr),+) => {
-        ($function($($vector.0),+), $function($($vector.1),+))
-    };
-}
-
 // SAFETY of all blocks below: the promise of `Vectors`.
 impl Vectors for Avx2 {
     type V = (__m256, __m256);
@@ -357,214 +358,5 @@ unsafe fn dot_half_f16(sum: __m256, (first, second): (__m256, __m256), pairs: __
         let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
         let low = _mm256_fmadd_ps(first, _mm256_cvtph_ps(_mm256_castsi256_si128(pairs)), sum);
         _mm256_fmadd_ps(second, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(pairs)), low)
-    }
-}
-
-impl Dots for Avx2 {
-    type Sums = (__m256i, __m256i);
-    /// Sums of pairs of 16 bits.
-    type Few = (__m256i, __m256i);
-    type Quads = (__m256i, __m256i);
-    /// The weights, and their magnitudes.
-    type Signed = [(__m256i, __m256i); 2];
-    type Row = __m256i;
-    const DOT_ROWS: usize = 4;
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
-    }
-
-    #[inline(always)]
-    unsafe fn no_few() -> Self::Few {
-        unsafe { Self::no_sums() }
-    }
-
-    #[inline(always)]
-    unsafe fn start_signed(_: i32) -> Self::Sums {
-        unsafe { Self::no_sums() }
-    }
-
-    #[inline(always)]
-    unsafe fn load_quads(from: *const u8) -> Self::Quads {
-        unsafe { (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Self::Quads {
-        unsafe {
-            let (down, mask) = (_mm_cvtsi32_si128(from_bit), _mm256_set1_epi8(15));
-            let nibbles = |weights| _mm256_and_si256(_mm256_srl_epi16(weights, down), mask);
-            let (first, second) = Self::load_quads(from);
-            (nibbles(first), nibbles(second))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads {
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            (_mm256_shuffle_epi8(table, places.0), _mm256_shuffle_epi8(table, places.1))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn signed(weights: Self::Quads) -> Self::Signed {
-        unsafe { [weights, halves!(_mm256_abs_epi8, weights)] }
-    }
-
-    #[inline(always)]
-    unsafe fn broadcast(row: *const i8) -> __m256i {
-        unsafe { _mm256_set1_epi32(row.cast::<i32>().read_unaligned()) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_signed(sums: Self::Sums, row: __m256i, weights: Self::Signed) -> Self::Sums {
-        unsafe {
-            // The sign moves to the row's byte: two products of at most 127 * 127 fit 16 bits.
-            let ones = _mm256_set1_epi16(1);
-            let half = |weights, magnitudes, sum| {
-                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(row, weights));
-                _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones))
-            };
-            let [weights, magnitudes] = weights;
-            (half(weights.0, magnitudes.0, sums.0), half(weights.1, magnitudes.1, sums.1))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_small(
-        (sums, few): (Self::Sums, Self::Few),
-        row: __m256i,
-        weights: Self::Quads,
-    ) -> (Self::Sums, Self::Few) {
-        unsafe {
-            let few = (
-                _mm256_add_epi16(few.0, _mm256_maddubs_epi16(weights.0, row)),
-                _mm256_add_epi16(few.1, _mm256_maddubs_epi16(weights.1, row)),
-            );
-            (sums, few)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn flush((sums, few): (Self::Sums, Self::Few)) -> Self::Sums {
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let few = (_mm256_madd_epi16(few.0, ones), _mm256_madd_epi16(few.1, ones));
-            halves!(_mm256_add_epi32, sums, few)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn to_floats(sums: Self::Sums) -> Self::V {
-        unsafe { halves!(_mm256_cvtepi32_ps, sums) }
-    }
-}
-
-impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
-    type Sums = __m512i;
-    /// Sums of pairs of 16 bits, without dot products.
-    type Few = __m512i;
-    type Quads = __m512i;
-    /// The weights with 128 added; without dot products their magnitudes, and which are negative.
-    type Signed = (__m512i, __mmask64);
-    type Row = __m512i;
-    const DOT_ROWS: usize = 6;
-
-    #[inline(always)]
-    unsafe fn no_sums() -> __m512i {
-        unsafe { _mm512_setzero_si512() }
-    }
-
-    #[inline(always)]
-    unsafe fn no_few() -> __m512i {
-        unsafe { _mm512_setzero_si512() }
-    }
-
-    #[inline(always)]
-    unsafe fn start_signed(total: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(if HAS_DOT { -128 * total } else { 0 }) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_quads(from: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> __m512i {
-        unsafe {
-            let weights = _mm512_srl_epi16(Self::load_quads(from), _mm_cvtsi32_si128(from_bit));
-            _mm512_and_si512(weights, _mm512_set1_epi8(15))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(table: &[i8; 16], places: __m512i) -> __m512i {
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            _mm512_shuffle_epi8(table, places)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn signed(weights: __m512i) -> Self::Signed {
-        unsafe {
-            if HAS_DOT {
-                return (_mm512_xor_si512(weights, _mm512_set1_epi8(-128)), 0);
-            }
-            (_mm512_abs_epi8(weights), _mm512_movepi8_mask(weights))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn broadcast(row: *const i8) -> __m512i {
-        unsafe { _mm512_set1_epi32(row.cast::<i32>().read_unaligned()) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_signed(
-        sums: __m512i,
-        row: __m512i,
-        (weights, negative): Self::Signed,
-    ) -> __m512i {
-        unsafe {
-            if HAS_DOT {
-                return _mm512_dpbusd_epi32(sums, weights, row);
-            }
-            let row = _mm512_mask_sub_epi8(row, negative, _mm512_setzero_si512(), row);
-            let pairs = _mm512_maddubs_epi16(weights, row);
-            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_small(
-        (sums, few): (__m512i, __m512i),
-        row: __m512i,
-        weights: __m512i,
-    ) -> (__m512i, __m512i) {
-        unsafe {
-            if HAS_DOT {
-                return (_mm512_dpbusd_epi32(sums, weights, row), few);
-            }
-            (sums, _mm512_add_epi16(few, _mm512_maddubs_epi16(weights, row)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn flush((sums, few): (__m512i, __m512i)) -> __m512i {
-        unsafe {
-            if HAS_DOT {
-                return sums;
-            }
-            _mm512_add_epi32(sums, _mm512_madd_epi16(few, _mm512_set1_epi16(1)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn to_floats(sums: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(sums) }
     }
 }

@@ -136,16 +136,6 @@ impl Format {
         }
     }
 
-    /// Whether a kernel takes the weights from the panel itself; 4 bits are opened once for several
-    /// rows, unless they are those of a table.
-    pub(crate) const fn is_multiplied_closed(self, num_rows: usize) -> bool {
-        match self {
-            Self::Q8_0 | Self::Iq4Nl => true,
-            Self::Q4_0 | Self::Q4_1 | Self::Q4K => num_rows == 1,
-            _ => false,
-        }
-    }
-
     /// Bytes of a panel.
     pub const fn panel_bytes(self, in_features: usize) -> usize {
         let block = self.block();

@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 
 mod format;
+mod layout;
 mod open;
 mod rows;
 mod tile;

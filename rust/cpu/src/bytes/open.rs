@@ -1,7 +1,9 @@
 //! How blocks are opened: whole numbers become bytes, scales and minima float32.
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
+use crate::bytes::Dots;
 use crate::bytes::format::{Format, GROUP, HALVES, QUADS};
+use crate::bytes::layout::Layout;
 use crate::linear::PANEL_FEATURES;
 use crate::number::{Float16, PANEL};
 use crate::vectors::Vectors;
@@ -36,78 +38,82 @@ pub(crate) struct Groups {
 }
 
 impl Opened {
-    /// Opens `num` inputs of a panel, whose blocks begin at `from`; numbers alone if a kernel takes
-    /// the weights from the panel.
+    /// Opens the numbers of `num` inputs of a panel, whose blocks begin at `from`; a kernel takes the
+    /// weights from the panel.
     ///
     /// # Safety
     /// The CPU has the instructions; the blocks exist, at most `OPENED` inputs of them.
     #[inline(always)]
-    pub(crate) unsafe fn fill<I: Vectors>(
+    pub(crate) unsafe fn open_numbers<I: Dots>(
         &mut self,
         format: Format,
         from: *const u8,
         num: usize,
-        is_closed: bool,
     ) -> Groups {
-        let size = PANEL_FEATURES * format.block().num_bytes();
-        let quads = self.quads.as_mut_ptr();
+        let (words, stride) =
+            (format.block().num_words(), format.panel_bytes(OPENED) * GROUP / OPENED);
         let (scales, minima) = (self.scales.as_mut_ptr(), self.minima.as_mut_ptr());
-        // SAFETY: the caller's promise; there is room for the inputs.
+        // SAFETY: the caller's promise; there is space for the inputs.
         unsafe {
             match format {
-                Format::Q4K if is_closed => {
-                    open_six_bits::<I>(from.add(32 * QUADS), scales, minima);
-                }
-                Format::Q4K => open_q4_k::<I>(from, quads, scales, minima, false),
-                Format::Q5K => open_q4_k::<I>(from, quads, scales, minima, true),
-                Format::Q6K => open_q6_k::<I>(from, quads, scales, minima),
+                Format::Q4K => open_six_bits::<I>(from.add(32 * QUADS), scales, minima),
+                Format::Q5K => open_six_bits::<I>(from.add(40 * QUADS), scales, minima),
+                Format::Q6K => open_eight_bits::<I>(from.add(48 * QUADS), scales, minima),
                 _ => {
                     for group in 0..num / GROUP {
-                        let from = from.wrapping_add(group * size);
-                        let quads = quads.wrapping_add(group * GROUP_QUADS);
-                        let numbers = group * PANEL_FEATURES;
-                        let (scales, minima) =
-                            (scales.wrapping_add(numbers), minima.wrapping_add(numbers));
-                        if !is_closed {
-                            open_whole(format, from, quads);
-                        }
-                        open_numbers::<I>(format, from, scales, minima);
+                        let to = group * PANEL_FEATURES;
+                        open_halves::<I>(
+                            format,
+                            from.add(group * stride + words * QUADS),
+                            scales.wrapping_add(to),
+                            minima.wrapping_add(to),
+                        );
                     }
                 }
             }
         }
-        let (quads, stride) = if is_closed {
-            (from, format.panel_bytes(OPENED) / (OPENED / GROUP))
-        } else {
-            (quads.cast_const(), GROUP_QUADS)
-        };
-        Groups { quads, stride, scales, minima }
+        Groups { quads: from, stride, scales, minima }
     }
-}
 
-/// Opens the whole numbers of a block of 32 inputs.
-#[inline(always)]
-unsafe fn open_whole(format: Format, from: *const u8, quads: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        open_nibbles(from, 4, quads, quads.wrapping_add(4 * QUADS));
-        if matches!(format, Format::Q5_0 | Format::Q5_1) {
-            add_fifth_bits(from.add(4 * QUADS), quads);
+    /// Opens the numbers, and the weights, which lie as `L` says.
+    ///
+    /// # Safety
+    /// As `open_numbers`.
+    #[inline(always)]
+    pub(crate) unsafe fn open<I: Dots, L: Layout>(
+        &mut self,
+        format: Format,
+        from: *const u8,
+        num: usize,
+    ) -> Groups {
+        // SAFETY: the caller's promise; there is space for the inputs.
+        unsafe {
+            let groups = self.open_numbers::<I>(format, from, num);
+            for input in (0..num).step_by(L::INPUTS) {
+                for load in 0..L::INPUTS / 4 {
+                    let to = self.quads.as_mut_ptr().wrapping_add((input / 4 + load) * QUADS);
+                    for feature in (0..PANEL_FEATURES).step_by(PANEL) {
+                        let from = from.wrapping_add(4 * feature);
+                        let quads = L::quads::<I>(from, groups.stride, input, load);
+                        I::store_quads(quads, to.wrapping_add(4 * feature));
+                    }
+                }
+            }
+            Groups { quads: self.quads.as_ptr(), stride: GROUP_QUADS, ..groups }
         }
     }
 }
 
 /// Opens the scale and the minimum of a block of 32 inputs.
 #[inline(always)]
-unsafe fn open_numbers<I: Vectors>(
+unsafe fn open_halves<I: Vectors>(
     format: Format,
-    from: *const u8,
+    halves: *const u8,
     scales: *mut f32,
     minima: *mut f32,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let halves = from.add(format.block().num_words() * QUADS);
         widen::<I>(halves, scales, 1.0);
         match format {
             Format::Q4_0 => widen::<I>(halves, minima, -8.0),
@@ -115,36 +121,6 @@ unsafe fn open_numbers<I: Vectors>(
             Format::Q4_1 | Format::Q5_1 => widen::<I>(halves.add(HALVES), minima, 1.0),
             _ => {} // signed
         }
-    }
-}
-
-/// Opens a block of 256 inputs, each 64 of which are the low and the high halves of 8 words.
-#[inline(always)]
-unsafe fn open_q4_k<I: Vectors>(
-    from: *const u8,
-    quads: *mut u8,
-    scales: *mut f32,
-    minima: *mut f32,
-    has_fifth_bits: bool,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        for pair in 0..4 {
-            let low = quads.wrapping_add(2 * pair * GROUP_QUADS);
-            open_nibbles(from.add(pair * 8 * QUADS), 8, low, low.wrapping_add(GROUP_QUADS));
-        }
-        let mut words = from.add(32 * QUADS);
-        if has_fifth_bits {
-            for group in 0..8 {
-                let to = quads.wrapping_add(group * GROUP_QUADS);
-                for at in 0..GROUP_QUADS {
-                    let bit = words.add(at).read() >> group & 1;
-                    to.add(at).write(to.add(at).read() | bit << 4);
-                }
-            }
-            words = words.add(8 * QUADS);
-        }
-        open_six_bits::<I>(words, scales, minima);
     }
 }
 
@@ -181,29 +157,11 @@ unsafe fn open_six_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: 
     }
 }
 
-/// Opens a block of 256 inputs of 6 bits, with scales for 16 inputs.
+/// Opens scales of 8 bits for 16 inputs, in four words of each feature; their factor follows.
 #[inline(always)]
-unsafe fn open_q6_k<I: Vectors>(
-    from: *const u8,
-    quads: *mut u8,
-    scales: *mut f32,
-    minima: *mut f32,
-) {
+unsafe fn open_eight_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        for side in 0..2 {
-            let high = from.add((32 + side * 8) * QUADS);
-            for run in 0..4 {
-                let low = from.add((side * 16 + run % 2 * 8) * QUADS);
-                let to = quads.wrapping_add((4 * side + run) * GROUP_QUADS);
-                for at in 0..GROUP_QUADS {
-                    let low = low.add(at).read() >> (run / 2 * 4) & 15;
-                    let high = high.add(at).read() >> (2 * run) & 3;
-                    to.add(at).write(low | high << 4);
-                }
-            }
-        }
-        let words = from.add(48 * QUADS);
         let mut steps = [0.0_f32; PANEL_FEATURES];
         widen::<I>(words.add(4 * QUADS), steps.as_mut_ptr(), 1.0);
         for group in 0..16 {
@@ -249,36 +207,6 @@ unsafe fn widen<I: Vectors>(from: *const u8, to: *mut f32, times: f32) {
         unsafe {
             let numbers = I::load_float16(from.add(first));
             I::store(I::mul(numbers, I::splat(times)), to.add(first));
-        }
-    }
-}
-
-/// Writes the low halves of some words, and their high halves.
-#[inline(always)]
-unsafe fn open_nibbles(from: *const u8, num_words: usize, low: *mut u8, high: *mut u8) {
-    for at in 0..num_words * QUADS {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let byte = from.add(at).read();
-            low.add(at).write(byte & 15);
-            high.add(at).write(byte >> 4);
-        }
-    }
-}
-
-/// Adds 16 where a bit is set: bit n of a feature's word is that of its input n.
-#[inline(always)]
-unsafe fn add_fifth_bits(from: *const u8, to: *mut u8) {
-    for quad in 0..8 {
-        for feature in 0..PANEL_FEATURES {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let bits = word_of(from, 0, feature) >> (4 * quad);
-                // Bits 0 to 3 of the number become bit 4 of bytes 0 to 3.
-                let spread = (bits & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
-                let at = to.add(quad * QUADS + 4 * feature).cast::<[u8; 4]>();
-                at.write((u32::from_le_bytes(at.read()) | spread << 4).to_le_bytes());
-            }
         }
     }
 }

@@ -1,13 +1,18 @@
 //! The register tile: whole sums of some rows with 16 features a vector.
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
-use crate::bytes::format::{Format, GROUP, QUADS};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use crate::bytes::format::{Format, GROUP};
+use crate::bytes::layout::{
+    Bytes, Fives, Layout, Nibbles, PairedFives, PairedNibbles, Sixes, Widening,
+};
 use crate::bytes::open::{Groups, OPENED, Opened};
 use crate::bytes::rows::ByteRows;
 use crate::bytes::{BytePanels, panel_at};
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
-use crate::storage::WIDENING;
 use crate::vectors::Vectors;
 
 /// Dot products of four bytes in each of 16 lanes.
@@ -34,8 +39,13 @@ pub(crate) trait Dots: Vectors {
     /// Where sums of products with signed weights begin, for a row whose bytes add up to `total`.
     unsafe fn start_signed(total: i32) -> Self::Sums;
     unsafe fn load_quads(from: *const u8) -> Self::Quads;
-    /// The four bits of each byte that begin at bit `from_bit`, 0 or 4.
-    unsafe fn load_nibbles(from: *const u8, from_bit: i32) -> Self::Quads;
+    /// Bits of each byte, those of a mask after a shift down by `from_bit`, 0 to 7.
+    unsafe fn load_bits(from: *const u8, from_bit: i32, mask: u8) -> Self::Quads;
+    /// Bytes of which one holds the low four bits, the other those above.
+    unsafe fn join(low: Self::Quads, high: Self::Quads) -> Self::Quads;
+    /// Adds 16 to byte n of a lane where bit `4 * quad + n` of the lane's word is set.
+    unsafe fn add_fifth_bits(low: Self::Quads, words: *const u8, quad: usize) -> Self::Quads;
+    unsafe fn store_quads(quads: Self::Quads, to: *mut u8);
     /// The bytes of a table at places from 0 to 15.
     unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads;
     /// Bytes that have a sign, from -127.
@@ -54,57 +64,31 @@ pub(crate) trait Dots: Vectors {
     unsafe fn to_floats(sums: Self::Sums) -> Self::V;
 }
 
-/// How the weights of a group are met; by default they have no sign.
+/// How the weights of a group are met.
 trait Kind {
-    /// Inputs that share a scale of the weights.
-    const INPUTS: usize;
-    /// Loads of a group.
-    const LOADS: usize;
-    /// Loads between two calls of `flush`.
-    const FEW_LOADS: usize;
-    const HAS_MINIMA: bool = true;
-    /// Whether weights lie in the panel itself: the first rows read it from memory.
-    const IS_PANEL: bool;
+    type Layout: Layout;
+    const HAS_MINIMA: bool;
     type Weights<I: Dots>: Copy;
 
-    /// Where the weights lie of the group that begins with an input.
-    #[inline(always)]
-    fn place(groups: Groups, input: usize) -> *const u8 {
-        groups.quads.wrapping_add(input / GROUP * groups.stride + input % GROUP / 4 * QUADS)
-    }
-
     /// Where the sums of a row begin, whose bytes of the group add up to what `total` points at.
-    #[inline(always)]
-    unsafe fn start<I: Dots>(_total: *const i32) -> I::Sums {
-        // SAFETY: the caller's promise.
-        unsafe { I::no_sums() }
-    }
-
-    #[inline(always)]
-    unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums {
-        // SAFETY: the caller's promise.
-        unsafe { I::flush(sums) }
-    }
-
-    /// Weights of the group of an input.
-    unsafe fn load<I: Dots>(from: *const u8, input: usize) -> Self::Weights<I>;
+    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums;
+    unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums;
+    /// What is made of weights once for all rows.
+    unsafe fn prepare<I: Dots>(quads: I::Quads) -> Self::Weights<I>;
     /// Adds their products with the bytes of a row.
     unsafe fn dot<I: Dots>(
         sums: (I::Sums, I::Few),
-        row: *const i8,
+        row: I::Row,
         weights: Self::Weights<I>,
     ) -> (I::Sums, I::Few);
 }
 
-/// Weights that are signed bytes of the panel.
-struct Signed;
+/// Weights that are signed bytes.
+struct Signed<L>(PhantomData<L>);
 
-impl Kind for Signed {
-    const INPUTS: usize = GROUP;
-    const LOADS: usize = 8;
-    const FEW_LOADS: usize = 8;
+impl<L: Layout> Kind for Signed<L> {
+    type Layout = L;
     const HAS_MINIMA: bool = false;
-    const IS_PANEL: bool = true;
     type Weights<I: Dots> = I::Signed;
 
     #[inline(always)]
@@ -119,159 +103,60 @@ impl Kind for Signed {
     }
 
     #[inline(always)]
-    unsafe fn load<I: Dots>(from: *const u8, _: usize) -> I::Signed {
+    unsafe fn prepare<I: Dots>(quads: I::Quads) -> I::Signed {
         // SAFETY: the caller's promise.
-        unsafe { I::signed(I::load_quads(from)) }
+        unsafe { I::signed(quads) }
     }
 
     #[inline(always)]
     unsafe fn dot<I: Dots>(
         (sums, few): (I::Sums, I::Few),
-        row: *const i8,
+        row: I::Row,
         weights: I::Signed,
     ) -> (I::Sums, I::Few) {
         // SAFETY: the caller's promise.
-        (unsafe { I::dot_signed(sums, I::broadcast(row), weights) }, few)
+        (unsafe { I::dot_signed(sums, row, weights) }, few)
     }
 }
 
-/// Opened weights of 4 bits: eight loads; of 5 bits: four; of 6 bits: two, of groups of 16.
-struct Small<const FEW_LOADS: usize, const INPUTS: usize>;
+/// Weights of 4 to 6 bits without a sign.
+struct Small<L>(PhantomData<L>);
 
-impl<const FEW_LOADS: usize, const INPUTS: usize> Kind for Small<FEW_LOADS, INPUTS> {
-    const INPUTS: usize = INPUTS;
-    const LOADS: usize = INPUTS / 4;
-    const FEW_LOADS: usize = FEW_LOADS;
-    const IS_PANEL: bool = false;
+impl<L: Layout> Kind for Small<L> {
+    type Layout = L;
+    const HAS_MINIMA: bool = true;
     type Weights<I: Dots> = I::Quads;
 
     #[inline(always)]
-    unsafe fn load<I: Dots>(from: *const u8, _: usize) -> I::Quads {
+    unsafe fn start<I: Dots>(_: *const i32) -> I::Sums {
         // SAFETY: the caller's promise.
-        unsafe { I::load_quads(from) }
+        unsafe { I::no_sums() }
+    }
+
+    #[inline(always)]
+    unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums {
+        // SAFETY: the caller's promise.
+        unsafe { I::flush(sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn prepare<I: Dots>(quads: I::Quads) -> I::Quads {
+        quads
     }
 
     #[inline(always)]
     unsafe fn dot<I: Dots>(
         sums: (I::Sums, I::Few),
-        row: *const i8,
+        row: I::Row,
         weights: I::Quads,
     ) -> (I::Sums, I::Few) {
         // SAFETY: the caller's promise.
-        unsafe { I::dot_small(sums, I::broadcast(row), weights) }
-    }
-}
-
-/// Weights of 4 bits in the panel: low halves are a group's first 16 inputs, high ones the others.
-struct Nibbles;
-
-impl Kind for Nibbles {
-    const INPUTS: usize = GROUP;
-    const LOADS: usize = 4;
-    const FEW_LOADS: usize = 4;
-    const IS_PANEL: bool = true;
-    type Weights<I: Dots> = [I::Quads; 2];
-
-    #[inline(always)]
-    unsafe fn load<I: Dots>(from: *const u8, _: usize) -> [I::Quads; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { [I::load_nibbles(from, 0), I::load_nibbles(from, 4)] }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<I: Dots>(
-        sums: (I::Sums, I::Few),
-        row: *const i8,
-        [low, high]: [I::Quads; 2],
-    ) -> (I::Sums, I::Few) {
-        // SAFETY: the caller's promise; the group has these bytes.
-        unsafe {
-            let sums = I::dot_small(sums, I::broadcast(row), low);
-            I::dot_small(sums, I::broadcast(row.add(GROUP / 2)), high)
-        }
-    }
-}
-
-/// Weights of 4 bits in the panel, as those of `Nibbles`, that stand for signed bytes.
-struct Widening;
-
-impl Kind for Widening {
-    const INPUTS: usize = GROUP;
-    const LOADS: usize = 4;
-    const FEW_LOADS: usize = 4;
-    const HAS_MINIMA: bool = false;
-    const IS_PANEL: bool = true;
-    type Weights<I: Dots> = [I::Signed; 2];
-
-    #[inline(always)]
-    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums {
-        // SAFETY: the caller's promise.
-        unsafe { Signed::start::<I>(total) }
-    }
-
-    #[inline(always)]
-    unsafe fn flush<I: Dots>((sums, _): (I::Sums, I::Few)) -> I::Sums {
-        sums
-    }
-
-    #[inline(always)]
-    unsafe fn load<I: Dots>(from: *const u8, input: usize) -> [I::Signed; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [low, high] = Nibbles::load::<I>(from, input);
-            [I::signed(I::look_up(&WIDENING, low)), I::signed(I::look_up(&WIDENING, high))]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<I: Dots>(
-        sums: (I::Sums, I::Few),
-        row: *const i8,
-        [low, high]: [I::Signed; 2],
-    ) -> (I::Sums, I::Few) {
-        // SAFETY: the caller's promise; the group has these bytes.
-        unsafe {
-            let sums = Signed::dot::<I>(sums, row, low);
-            Signed::dot::<I>(sums, row.add(GROUP / 2), high)
-        }
-    }
-}
-
-/// Weights of 4 bits in the panel: low halves are a group, high ones the next.
-struct PairedNibbles;
-
-impl Kind for PairedNibbles {
-    const INPUTS: usize = GROUP;
-    const LOADS: usize = 8;
-    const FEW_LOADS: usize = 8;
-    const IS_PANEL: bool = true;
-    type Weights<I: Dots> = I::Quads;
-
-    #[inline(always)]
-    fn place(groups: Groups, input: usize) -> *const u8 {
-        groups.quads.wrapping_add(input / (2 * GROUP) * Self::LOADS * QUADS)
-    }
-
-    #[inline(always)]
-    unsafe fn load<I: Dots>(from: *const u8, input: usize) -> I::Quads {
-        let from_bit = if (input / GROUP).is_multiple_of(2) { 0 } else { 4 };
-        // SAFETY: the caller's promise.
-        unsafe { I::load_nibbles(from, from_bit) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<I: Dots>(
-        sums: (I::Sums, I::Few),
-        row: *const i8,
-        weights: I::Quads,
-    ) -> (I::Sums, I::Few) {
-        // SAFETY: the caller's promise.
-        unsafe { I::dot_small(sums, I::broadcast(row), weights) }
+        unsafe { I::dot_small(sums, row, weights) }
     }
 }
 
 /// How far ahead a panel is read, in bytes.
-const AHEAD: usize = 8 * 1024;
+const AHEAD: usize = 14 * 1024;
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
 /// Vectors of a panel's features.
@@ -332,37 +217,66 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
     sums: *mut f32,
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
-    let panel = weights.values.as_ptr().wrapping_add(bytes.start);
-    let is_closed = format.is_multiplied_closed(rows.num);
-    let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
-    // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
+    let blocks = Blocks {
+        format,
+        first: weights.values.as_ptr().wrapping_add(bytes.start),
+        num_inputs: in_features,
+    };
+    // SAFETY: the caller's promise.
     unsafe {
         for index in 0..rows.num * PANEL_FEATURES {
             sums.add(index).write(0.0);
         }
+        match format {
+            Format::Q8_0 => sum_blocks::<I, Bytes, Signed<Bytes>>(blocks, rows, sums),
+            Format::Iq4Nl => sum_blocks::<I, Widening, Signed<Widening>>(blocks, rows, sums),
+            Format::Q4_0 | Format::Q4_1 => sum_small::<I, Nibbles>(blocks, rows, sums),
+            Format::Q5_0 | Format::Q5_1 => sum_small::<I, Fives>(blocks, rows, sums),
+            Format::Q4K => sum_small::<I, PairedNibbles>(blocks, rows, sums),
+            Format::Q5K => sum_small::<I, PairedFives>(blocks, rows, sums),
+            Format::Q6K => sum_small::<I, Sixes>(blocks, rows, sums),
+        }
+    }
+}
+
+/// A panel's blocks.
+#[derive(Clone, Copy)]
+struct Blocks {
+    format: Format,
+    first: *const u8,
+    num_inputs: usize,
+}
+
+/// Adds the sums with weights that have no sign: a single row takes them from the panel, for several
+/// they are opened once.
+#[inline(always)]
+unsafe fn sum_small<I: Dots, L: Layout>(blocks: Blocks, rows: Part<'_>, sums: *mut f32) {
+    // SAFETY: the promise of `sum_panel`.
+    unsafe {
+        if rows.num == 1 {
+            sum_blocks::<I, L, Small<L>>(blocks, rows, sums);
+        } else {
+            sum_blocks::<I, L, Small<L::Opened>>(blocks, rows, sums);
+        }
+    }
+}
+
+/// Adds the sums with all blocks, whose weights lie as `L` says and are met as `K` says.
+#[inline(always)]
+unsafe fn sum_blocks<I: Dots, L: Layout, K: Kind>(blocks: Blocks, rows: Part<'_>, sums: *mut f32) {
+    let mut opened = MaybeUninit::<Opened>::uninit();
+    // SAFETY: any bits are an `Opened`; what is read of it was filled.  The promise of `sum_panel`.
+    unsafe {
         let opened = &mut *opened.as_mut_ptr();
-        for first in (0..in_features).step_by(OPENED) {
-            let num = OPENED.min(in_features - first);
-            let from = panel.wrapping_add(format.panel_bytes(first));
-            let groups = opened.fill::<I>(format, from, num, is_closed);
-            let inputs = (first, num);
-            match format {
-                Format::Q8_0 => add_groups::<I, Signed>(groups, inputs, rows, sums),
-                Format::Iq4Nl => add_groups::<I, Widening>(groups, inputs, rows, sums),
-                Format::Q4_0 | Format::Q4_1 if is_closed => {
-                    add_groups::<I, Nibbles>(groups, inputs, rows, sums);
-                }
-                Format::Q4K if is_closed => {
-                    add_groups::<I, PairedNibbles>(groups, inputs, rows, sums);
-                }
-                Format::Q4_0 | Format::Q4_1 | Format::Q4K => {
-                    add_groups::<I, Small<8, 32>>(groups, inputs, rows, sums);
-                }
-                Format::Q5_0 | Format::Q5_1 | Format::Q5K => {
-                    add_groups::<I, Small<4, 32>>(groups, inputs, rows, sums);
-                }
-                Format::Q6K => add_groups::<I, Small<2, 16>>(groups, inputs, rows, sums),
-            }
+        for first in (0..blocks.num_inputs).step_by(OPENED) {
+            let num = OPENED.min(blocks.num_inputs - first);
+            let from = blocks.first.wrapping_add(blocks.format.panel_bytes(first));
+            let groups = if K::Layout::IS_PANEL {
+                opened.open_numbers::<I>(blocks.format, from, num)
+            } else {
+                opened.open::<I, L>(blocks.format, from, num)
+            };
+            add_groups::<I, K>(groups, (first, num), rows, sums);
         }
     }
 }
@@ -375,7 +289,7 @@ unsafe fn add_groups<I: Dots, K: Kind>(
     rows: Part<'_>,
     sums: *mut f32,
 ) {
-    if K::IS_PANEL && rows.num == 1 {
+    if K::Layout::IS_PANEL && rows.num == 1 {
         // All features of a group at once: memory is read in its order.
         // SAFETY: the promise of `sum_panel`.
         return unsafe { groups_tile::<I, K, 1, VECTORS>(groups, 0, inputs, rows, 0, sums) };
@@ -405,16 +319,15 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
         // Of each row the first of its groups here.
         let places: [usize; R] =
             std::array::from_fn(|row| rows.place(first_row + row, first / GROUP));
-        let reads_memory = K::IS_PANEL && first_row == 0;
+        let reads_memory = K::Layout::IS_PANEL && first_row == 0;
         let share = groups.stride / VECTORS;
-        for input in (0..num).step_by(K::INPUTS) {
-            if reads_memory {
+        for input in (0..num).step_by(K::Layout::INPUTS) {
+            if reads_memory && input.is_multiple_of(GROUP) {
                 let ahead = input / GROUP * groups.stride + feature / PANEL * share + AHEAD;
                 for line in (ahead..ahead + F * share).step_by(LINE) {
                     I::prefetch(groups.quads.wrapping_add(line).cast());
                 }
             }
-            let mut from = K::place(groups, input).wrapping_add(4 * feature);
             let mut sums = [[(I::no_sums(), I::no_few()); F]; R];
             for row in 0..R {
                 let start = K::start::<I>(rows.rows.totals.add(places[row] + input / GROUP));
@@ -422,15 +335,17 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                     sums[row][vector].0 = start;
                 }
             }
-            for load in 0..K::LOADS {
+            for load in 0..K::Layout::INPUTS / 4 {
                 for vector in 0..F {
-                    let weights = K::load::<I>(from.wrapping_add(4 * PANEL * vector), input);
+                    let from = groups.quads.wrapping_add(4 * (feature + PANEL * vector));
+                    let quads = K::Layout::quads::<I>(from, groups.stride, input, load);
+                    let weights = K::prepare::<I>(quads);
                     for row in 0..R {
-                        let bytes = bytes[row].add(input + 4 * load);
+                        let bytes = I::broadcast(bytes[row].add(input + 4 * load));
                         sums[row][vector] = K::dot::<I>(sums[row][vector], bytes, weights);
                     }
                 }
-                if (load + 1).is_multiple_of(K::FEW_LOADS) {
+                if (load + 1).is_multiple_of(K::Layout::FEW_LOADS) {
                     for row in 0..R {
                         for vector in 0..F {
                             let sum = K::flush::<I>(sums[row][vector]);
@@ -438,10 +353,9 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                         }
                     }
                 }
-                from = from.wrapping_add(QUADS);
             }
             for vector in 0..F {
-                let numbers = input / K::INPUTS * PANEL_FEATURES + feature + PANEL * vector;
+                let numbers = input / K::Layout::INPUTS * PANEL_FEATURES + feature + PANEL * vector;
                 let scales = I::load(groups.scales.wrapping_add(numbers));
                 for row in 0..R {
                     let place = places[row] + input / GROUP;
@@ -451,9 +365,12 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                     let mut total = I::multiply_add(sum, scales, I::load(to));
                     if K::HAS_MINIMA {
                         let minima = I::load(groups.minima.wrapping_add(numbers));
-                        let shift = match K::INPUTS {
+                        let shift = match K::Layout::INPUTS {
                             GROUP => rows.rows.shifts.add(place),
-                            _ => rows.rows.half_shifts.add(2 * place + input % GROUP / K::INPUTS),
+                            _ => rows
+                                .rows
+                                .half_shifts
+                                .add(2 * place + input % GROUP / K::Layout::INPUTS),
                         };
                         total = I::multiply_add(I::splat(*shift), minima, total);
                     }

@@ -1,0 +1,192 @@
+//! Where the whole numbers of weights lie, and how four of each feature become bytes.
+
+use crate::bytes::Dots;
+use crate::bytes::format::{GROUP, QUADS};
+use crate::storage::WIDENING;
+
+/// How whole numbers lie in blocks, or after these were opened.
+pub(crate) trait Layout {
+    /// How they lie when they are opened.
+    type Opened: Layout;
+    /// Inputs that share a scale.
+    const INPUTS: usize = <Self::Opened as Layout>::INPUTS;
+    /// Loads whose products add up to 16 bits at most.
+    const FEW_LOADS: usize = <Self::Opened as Layout>::FEW_LOADS;
+    /// Whether they lie in the panel itself: the first rows read it from memory.
+    const IS_PANEL: bool = true;
+
+    /// Those of 16 features for the four inputs that follow `input + 4 * load`; `input` is a multiple
+    /// of `INPUTS`, less than 256.
+    ///
+    /// # Safety
+    /// The CPU has the instructions.  The blocks of the features' panel exist, the first of which has
+    /// its first word of the first feature at `from`; there are `stride` bytes of them for 32 inputs.
+    unsafe fn quads<I: Dots>(from: *const u8, stride: usize, input: usize, load: usize)
+    -> I::Quads;
+}
+
+/// A byte for each input, in their order.
+pub(crate) struct InOrder<const FEW_LOADS: usize, const INPUTS: usize>;
+
+impl<const FEW_LOADS: usize, const INPUTS: usize> Layout for InOrder<FEW_LOADS, INPUTS> {
+    type Opened = Self;
+    const INPUTS: usize = INPUTS;
+    const FEW_LOADS: usize = FEW_LOADS;
+    const IS_PANEL: bool = false;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        let quad = input % GROUP / 4 + load;
+        // SAFETY: the caller's promise.
+        unsafe { I::load_quads(block(from, stride, input).wrapping_add(quad * QUADS)) }
+    }
+}
+
+/// Bytes of a panel.
+pub(crate) struct Bytes;
+
+impl Layout for Bytes {
+    type Opened = InOrder<8, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_quads(block(from, stride, input).wrapping_add(load * QUADS)) }
+    }
+}
+
+/// 4 bits: low halves of four words are the first 16 inputs, high ones the others.
+pub(crate) struct Nibbles;
+
+impl Layout for Nibbles {
+    type Opened = InOrder<8, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { bits::<I>(block(from, stride, input), load % 4, load / 4 * 4, 15) }
+    }
+}
+
+/// As `Nibbles`, and a word of fifth bits.
+pub(crate) struct Fives;
+
+impl Layout for Fives {
+    type Opened = InOrder<4, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = Nibbles::quads::<I>(from, stride, input, load);
+            I::add_fifth_bits(low, block(from, stride, input).wrapping_add(4 * QUADS), load)
+        }
+    }
+}
+
+/// As `Nibbles`, places in a table of signed bytes.
+pub(crate) struct Widening;
+
+impl Layout for Widening {
+    type Opened = InOrder<8, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { I::look_up(&WIDENING, Nibbles::quads::<I>(from, stride, input, load)) }
+    }
+}
+
+/// 4 bits of 256 inputs: low halves of eight words are 32 inputs, high ones the next.
+pub(crate) struct PairedNibbles;
+
+impl Layout for PairedNibbles {
+    type Opened = InOrder<8, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(from: *const u8, _: usize, input: usize, load: usize) -> I::Quads {
+        let group = input / GROUP;
+        // SAFETY: the caller's promise.
+        unsafe { bits::<I>(from, group / 2 * 8 + load, group % 2 * 4, 15) }
+    }
+}
+
+/// As `PairedNibbles`, and eight words of fifth bits: bit n of their bytes is that of the 32 inputs n.
+pub(crate) struct PairedFives;
+
+impl Layout for PairedFives {
+    type Opened = InOrder<4, GROUP>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(
+        from: *const u8,
+        stride: usize,
+        input: usize,
+        load: usize,
+    ) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = PairedNibbles::quads::<I>(from, stride, input, load);
+            I::join(low, bits::<I>(from, 32 + load, input / GROUP, 1))
+        }
+    }
+}
+
+/// 6 bits of 256 inputs, 128 in each half: four low ones in 16 words, whose low halves are the first
+/// 64 inputs; two high ones in 8 words, 32 inputs from each pair of bits.
+pub(crate) struct Sixes;
+
+impl Layout for Sixes {
+    type Opened = InOrder<2, 16>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(from: *const u8, _: usize, input: usize, load: usize) -> I::Quads {
+        let (half, run) = (input / (4 * GROUP), input / GROUP % 4);
+        let quad = input % GROUP / 4 + load;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = bits::<I>(from, half * 16 + run % 2 * 8 + quad, run / 2 * 4, 15);
+            I::join(low, bits::<I>(from, 32 + half * 8 + quad, 2 * run, 3))
+        }
+    }
+}
+
+/// The block of 32 inputs that holds one.
+#[inline(always)]
+fn block(from: *const u8, stride: usize, input: usize) -> *const u8 {
+    from.wrapping_add(input / GROUP * stride)
+}
+
+/// Bits of a word of a block.
+#[inline(always)]
+unsafe fn bits<I: Dots>(from: *const u8, word: usize, from_bit: usize, mask: u8) -> I::Quads {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "up to 7")]
+    let from_bit = from_bit as i32;
+    // SAFETY: the caller's promise.
+    unsafe { I::load_bits(from.wrapping_add(word * QUADS), from_bit, mask) }
+}
