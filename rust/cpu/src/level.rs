@@ -38,8 +38,6 @@ pub(crate) struct Float8<const FRACTION: u32>(u8);
 impl<const FRACTION: u32> Float8<FRACTION> {
     /// Bits of a float16's fraction that it lacks.
     pub(crate) const SHIFT: u32 = 10 - FRACTION;
-    /// The bits of a float16 that it has.
-    pub(crate) const MASK: u16 = 0x8000 | 0x7f << Self::SHIFT;
 
     /// The float16 of the same number.
     #[inline(always)]

@@ -215,18 +215,13 @@ impl Dots for Neon {
     const DOT_ROWS: usize = 4;
 
     #[inline(always)]
-    unsafe fn no_sums() -> Sums {
-        let zero = unsafe { vdupq_n_s32(0) };
-        int32x4x4_t(zero, zero, zero, zero)
+    unsafe fn start(number: i32) -> Sums {
+        let quarter = unsafe { vdupq_n_s32(number) };
+        int32x4x4_t(quarter, quarter, quarter, quarter)
     }
 
     #[inline(always)]
     unsafe fn no_few() {}
-
-    #[inline(always)]
-    unsafe fn start_signed(_: i32) -> Sums {
-        unsafe { Self::no_sums() }
-    }
 
     #[inline(always)]
     unsafe fn load_quads(from: *const u8) -> int8x16x4_t {

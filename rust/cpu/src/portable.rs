@@ -142,17 +142,12 @@ impl Dots for Portable {
     const DOT_ROWS: usize = 2;
 
     #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        [0; PANEL]
+    unsafe fn start(number: i32) -> Self::Sums {
+        [number; PANEL]
     }
 
     #[inline(always)]
     unsafe fn no_few() {}
-
-    #[inline(always)]
-    unsafe fn start_signed(_: i32) -> Self::Sums {
-        [0; PANEL]
-    }
 
     #[inline(always)]
     unsafe fn load_quads(from: *const u8) -> Quads {

@@ -40,7 +40,8 @@ unsafe fn float16_of<const FRACTION: u32>(from: *const Float8<FRACTION>) -> __m2
     unsafe {
         let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast()));
         let shift = _mm_cvtsi32_si128(Float8::<FRACTION>::SHIFT.cast_signed());
-        let mask = _mm256_set1_epi16(Float8::<FRACTION>::MASK.cast_signed());
+        let mask =
+            _mm256_set1_epi16((0x8000_u16 | 0x7f << Float8::<FRACTION>::SHIFT).cast_signed());
         _mm256_and_si256(_mm256_sll_epi16(words, shift), mask)
     }
 }

@@ -4,16 +4,16 @@
 //!
 //! A panel of 64 output features is a row of blocks, each of which holds what the file's blocks of
 //! the 64 features hold, four bytes of each feature side by side (`[words][64][4]`), then the
-//! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: whole
-//! numbers become bytes, `[inputs / 4][64][4]`, scales and minima float32.  Weights of 8 bits, those of
-//! a table, and for a single row all of 4 bits, are taken from the panel as they are.
+//! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: scales and
+//! minima become float32, and for many rows whole numbers become bytes, `[inputs / 4][64][4]`.  Few
+//! rows take these from the panel, as do any rows weights of 8 bits and those of a table.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
 //!
 //! # Invariants
 //!
-//! 1. A weight is `scale * whole + minimum` of its group; a row's number is `scale * whole` of its
-//!    32 inputs, the whole numbers from -127 to 127.
+//! 1. A weight is `scale * (whole - zero) + minimum` of its group, where one of zero and minimum is 0; a
+//!    row's number is `scale * whole` of its 32 inputs, the whole numbers from -127 to 127.
 //! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
 //!    float32: a row's result is the same in any batch and with any number of threads.
 //! 3. A row that holds a number that is not finite has no finite result.

@@ -58,7 +58,7 @@ impl Opened {
             match format {
                 Format::Q4K => open_six_bits::<I>(from.add(32 * QUADS), scales, minima),
                 Format::Q5K => open_six_bits::<I>(from.add(40 * QUADS), scales, minima),
-                Format::Q6K => open_eight_bits::<I>(from.add(48 * QUADS), scales, minima),
+                Format::Q6K => open_eight_bits::<I>(from.add(48 * QUADS), scales),
                 _ => {
                     for group in 0..num / GROUP {
                         let to = group * PANEL_FEATURES;
@@ -115,11 +115,8 @@ unsafe fn open_halves<I: Vectors>(
     // SAFETY: the caller's promise.
     unsafe {
         widen::<I>(halves, scales, 1.0);
-        match format {
-            Format::Q4_0 => widen::<I>(halves, minima, -8.0),
-            Format::Q5_0 => widen::<I>(halves, minima, -16.0),
-            Format::Q4_1 | Format::Q5_1 => widen::<I>(halves.add(HALVES), minima, 1.0),
-            _ => {} // signed
+        if matches!(format, Format::Q4_1 | Format::Q5_1) {
+            widen::<I>(halves.add(HALVES), minima, 1.0);
         }
     }
 }
@@ -159,23 +156,19 @@ unsafe fn open_six_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: 
 
 /// Opens scales of 8 bits for 16 inputs, in four words of each feature; their factor follows.
 #[inline(always)]
-unsafe fn open_eight_bits<I: Vectors>(words: *const u8, scales: *mut f32, minima: *mut f32) {
+unsafe fn open_eight_bits<I: Vectors>(words: *const u8, scales: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut steps = [0.0_f32; PANEL_FEATURES];
         widen::<I>(words.add(4 * QUADS), steps.as_mut_ptr(), 1.0);
         for group in 0..16 {
-            let (scales, minima) = (
-                scales.wrapping_add(group * PANEL_FEATURES),
-                minima.wrapping_add(group * PANEL_FEATURES),
-            );
+            let scales = scales.wrapping_add(group * PANEL_FEATURES);
             for feature in 0..PANEL_FEATURES {
                 let four = word_of(words, group / 4, feature);
                 let whole = (four << (24 - group % 4 * 8)).cast_signed() >> 24;
                 #[expect(clippy::cast_precision_loss, reason = "8 bits")]
                 let scale = steps[feature] * whole as f32;
                 scales.add(feature).write(scale);
-                minima.add(feature).write(-32.0 * scale);
             }
         }
     }

@@ -21,12 +21,10 @@ pub(crate) struct ByteRows {
     pub(crate) num_groups: usize,
     /// `[R][num_groups]`, what the bytes are multiples of.
     pub(crate) scales: *mut f32,
-    /// `[R][num_groups]`, the sums of the bytes.
-    pub(crate) totals: *mut i32,
-    /// `[R][num_groups]`, those sums times their scales: what a minimum is multiplied with.
+    /// `[R][num_groups][2]`, the sums of the bytes of each half of a group.
+    pub(crate) half_totals: *mut i32,
+    /// `[R][num_groups]`, the sums of a group times its scale: what a minimum is multiplied with.
     pub(crate) shifts: *mut f32,
-    /// `[R][num_groups][2]`, the same of each half of a group.
-    pub(crate) half_shifts: *mut f32,
 }
 
 impl ByteRows {
@@ -34,15 +32,14 @@ impl ByteRows {
     pub(crate) fn new(memory: &mut Vec<u32>, num_rows: usize, in_features: usize) -> Self {
         let num_groups = in_features / GROUP;
         let num = num_rows * num_groups;
-        let [bytes, scales, totals, shifts, half_shifts] =
-            pieces(memory, [num * GROUP / 4, num, num, num, 2 * num]);
+        let [bytes, scales, half_totals, shifts] =
+            pieces(memory, [num * GROUP / 4, num, 2 * num, num]);
         Self {
             bytes: bytes.cast(),
             num_groups,
             scales: scales.cast(),
-            totals: totals.cast(),
+            half_totals: half_totals.cast(),
             shifts: shifts.cast(),
-            half_shifts: half_shifts.cast(),
         }
     }
 }
@@ -124,20 +121,14 @@ impl Quantise<'_> {
                     let start = half * PANEL;
                     let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
                     total += part;
-                    to.half_shifts.add(2 * place + half).write(times(scale, part));
+                    to.half_totals.add(2 * place + half).write(part);
                 }
                 to.scales.add(place).write(scale);
-                to.totals.add(place).write(total);
-                to.shifts.add(place).write(times(scale, total));
+                #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
+                to.shifts.add(place).write(scale * total as f32);
             }
         }
     }
-}
-
-fn times(scale: f32, total: i32) -> f32 {
-    #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
-    let whole = total as f32;
-    scale * whole
 }
 
 /// 16 numbers.

@@ -34,10 +34,15 @@ pub(crate) trait Dots: Vectors {
     /// Rows of the largest tile.
     const DOT_ROWS: usize;
 
-    unsafe fn no_sums() -> Self::Sums;
+    /// Rows up to which taking weights of less than 8 bits from the panel for each tile costs less than
+    /// opening them once.
+    const CLOSED_ROWS: usize = Self::DOT_ROWS;
+    /// What `signed` adds to a weight.
+    const SIGNED_FROM: i32 = 0;
+
+    /// Sums that begin with a number.
+    unsafe fn start(number: i32) -> Self::Sums;
     unsafe fn no_few() -> Self::Few;
-    /// Where sums of products with signed weights begin, for a row whose bytes add up to `total`.
-    unsafe fn start_signed(total: i32) -> Self::Sums;
     unsafe fn load_quads(from: *const u8) -> Self::Quads;
     /// Bits of each byte, those of a mask after a shift down by `from_bit`, 0 to 7.
     unsafe fn load_bits(from: *const u8, from_bit: i32, mask: u8) -> Self::Quads;
@@ -70,8 +75,8 @@ trait Kind {
     const HAS_MINIMA: bool;
     type Weights<I: Dots>: Copy;
 
-    /// Where the sums of a row begin, whose bytes of the group add up to what `total` points at.
-    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums;
+    /// What is subtracted from each weight.
+    fn zero<I: Dots>() -> i32;
     unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums;
     /// What is made of weights once for all rows.
     unsafe fn prepare<I: Dots>(quads: I::Quads) -> Self::Weights<I>;
@@ -92,9 +97,8 @@ impl<L: Layout> Kind for Signed<L> {
     type Weights<I: Dots> = I::Signed;
 
     #[inline(always)]
-    unsafe fn start<I: Dots>(total: *const i32) -> I::Sums {
-        // SAFETY: the caller's promise.
-        unsafe { I::start_signed(total.read()) }
+    fn zero<I: Dots>() -> i32 {
+        I::SIGNED_FROM
     }
 
     #[inline(always)]
@@ -119,18 +123,18 @@ impl<L: Layout> Kind for Signed<L> {
     }
 }
 
-/// Weights of 4 to 6 bits without a sign.
-struct Small<L>(PhantomData<L>);
+/// Weights of 4 to 6 bits without a sign, from each of which `ZERO` is subtracted; where that is 0,
+/// groups have minima.
+struct Small<L, const ZERO: i32>(PhantomData<L>);
 
-impl<L: Layout> Kind for Small<L> {
+impl<L: Layout, const ZERO: i32> Kind for Small<L, ZERO> {
     type Layout = L;
-    const HAS_MINIMA: bool = true;
+    const HAS_MINIMA: bool = ZERO == 0;
     type Weights<I: Dots> = I::Quads;
 
     #[inline(always)]
-    unsafe fn start<I: Dots>(_: *const i32) -> I::Sums {
-        // SAFETY: the caller's promise.
-        unsafe { I::no_sums() }
+    fn zero<I: Dots>() -> i32 {
+        ZERO
     }
 
     #[inline(always)]
@@ -198,6 +202,19 @@ impl Part<'_> {
         self.rows.bytes.wrapping_add(self.place(row, 0) * GROUP + input)
     }
 
+    /// Sum of the bytes of the half or whole group that begins with an input.
+    #[inline(always)]
+    unsafe fn total(&self, row: usize, input: usize, num_inputs: usize) -> i32 {
+        let halves = self.rows.half_totals.wrapping_add(2 * self.place(row, input / GROUP));
+        // SAFETY: the caller's promise: the input exists.
+        unsafe {
+            match num_inputs {
+                GROUP => *halves + *halves.add(1),
+                _ => *halves.add(input % GROUP / num_inputs),
+            }
+        }
+    }
+
     #[inline(always)]
     fn place(&self, row: usize, group: usize) -> usize {
         (self.first + row) * self.rows.num_groups + group
@@ -230,11 +247,13 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
         match format {
             Format::Q8_0 => sum_blocks::<I, Bytes, Signed<Bytes>>(blocks, rows, sums),
             Format::Iq4Nl => sum_blocks::<I, Widening, Signed<Widening>>(blocks, rows, sums),
-            Format::Q4_0 | Format::Q4_1 => sum_small::<I, Nibbles>(blocks, rows, sums),
-            Format::Q5_0 | Format::Q5_1 => sum_small::<I, Fives>(blocks, rows, sums),
-            Format::Q4K => sum_small::<I, PairedNibbles>(blocks, rows, sums),
-            Format::Q5K => sum_small::<I, PairedFives>(blocks, rows, sums),
-            Format::Q6K => sum_small::<I, Sixes>(blocks, rows, sums),
+            Format::Q4_0 => sum_small::<I, Nibbles, 8>(blocks, rows, sums),
+            Format::Q4_1 => sum_small::<I, Nibbles, 0>(blocks, rows, sums),
+            Format::Q5_0 => sum_small::<I, Fives, 16>(blocks, rows, sums),
+            Format::Q5_1 => sum_small::<I, Fives, 0>(blocks, rows, sums),
+            Format::Q4K => sum_small::<I, PairedNibbles, 0>(blocks, rows, sums),
+            Format::Q5K => sum_small::<I, PairedFives, 0>(blocks, rows, sums),
+            Format::Q6K => sum_small::<I, Sixes, 32>(blocks, rows, sums),
         }
     }
 }
@@ -247,16 +266,20 @@ struct Blocks {
     num_inputs: usize,
 }
 
-/// Adds the sums with weights that have no sign: a single row takes them from the panel, for several
-/// they are opened once.
+/// Adds the sums with weights that have no sign: few rows take them from the panel, for more they are
+/// opened once.
 #[inline(always)]
-unsafe fn sum_small<I: Dots, L: Layout>(blocks: Blocks, rows: Part<'_>, sums: *mut f32) {
+unsafe fn sum_small<I: Dots, L: Layout, const ZERO: i32>(
+    blocks: Blocks,
+    rows: Part<'_>,
+    sums: *mut f32,
+) {
     // SAFETY: the promise of `sum_panel`.
     unsafe {
-        if rows.num == 1 {
-            sum_blocks::<I, L, Small<L>>(blocks, rows, sums);
+        if rows.num <= I::CLOSED_ROWS {
+            sum_blocks::<I, L, Small<L, ZERO>>(blocks, rows, sums);
         } else {
-            sum_blocks::<I, L, Small<L::Opened>>(blocks, rows, sums);
+            sum_blocks::<I, L, Small<L::Opened, ZERO>>(blocks, rows, sums);
         }
     }
 }
@@ -313,14 +336,17 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
     first_row: usize,
     result: *mut f32,
 ) {
+    let at = |row: usize, vector: usize| result.wrapping_add(row * PANEL_FEATURES + PANEL * vector);
+    let reads_memory = K::Layout::IS_PANEL && first_row == 0;
+    let share = groups.stride / VECTORS;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
-        let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, first));
-        // Of each row the first of its groups here.
-        let places: [usize; R] =
-            std::array::from_fn(|row| rows.place(first_row + row, first / GROUP));
-        let reads_memory = K::Layout::IS_PANEL && first_row == 0;
-        let share = groups.stride / VECTORS;
+        let mut totals = [[I::splat(0.0); F]; R];
+        for row in 0..R {
+            for vector in 0..F {
+                totals[row][vector] = I::load(at(row, vector));
+            }
+        }
         for input in (0..num).step_by(K::Layout::INPUTS) {
             if reads_memory && input.is_multiple_of(GROUP) {
                 let ahead = input / GROUP * groups.stride + feature / PANEL * share + AHEAD;
@@ -328,55 +354,74 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                     I::prefetch(groups.quads.wrapping_add(line).cast());
                 }
             }
-            let mut sums = [[(I::no_sums(), I::no_few()); F]; R];
+            // A function of the standard library that fills an array might be called.
+            let (mut bytes, mut starts) = ([rows.rows.bytes.cast_const(); R], [0; R]);
             for row in 0..R {
-                let start = K::start::<I>(rows.rows.totals.add(places[row] + input / GROUP));
-                for vector in 0..F {
-                    sums[row][vector].0 = start;
-                }
+                bytes[row] = rows.bytes(first_row + row, first + input);
+                starts[row] =
+                    -K::zero::<I>() * rows.total(first_row + row, first + input, K::Layout::INPUTS);
             }
-            for load in 0..K::Layout::INPUTS / 4 {
-                for vector in 0..F {
-                    let from = groups.quads.wrapping_add(4 * (feature + PANEL * vector));
-                    let quads = K::Layout::quads::<I>(from, groups.stride, input, load);
-                    let weights = K::prepare::<I>(quads);
-                    for row in 0..R {
-                        let bytes = I::broadcast(bytes[row].add(input + 4 * load));
-                        sums[row][vector] = K::dot::<I>(sums[row][vector], bytes, weights);
-                    }
-                }
-                if (load + 1).is_multiple_of(K::Layout::FEW_LOADS) {
-                    for row in 0..R {
-                        for vector in 0..F {
-                            let sum = K::flush::<I>(sums[row][vector]);
-                            sums[row][vector] = (sum, I::no_few());
-                        }
-                    }
-                }
-            }
+            let quads = (groups.quads.wrapping_add(4 * feature), groups.stride);
+            let sums = whole_sums::<I, K, R, F>(quads, input, bytes, starts);
             for vector in 0..F {
                 let numbers = input / K::Layout::INPUTS * PANEL_FEATURES + feature + PANEL * vector;
                 let scales = I::load(groups.scales.wrapping_add(numbers));
                 for row in 0..R {
-                    let place = places[row] + input / GROUP;
-                    let to = result.wrapping_add(row * PANEL_FEATURES + PANEL * vector);
+                    let place = rows.place(first_row + row, (first + input) / GROUP);
                     let scale = I::splat(*rows.rows.scales.add(place));
-                    let sum = I::mul(I::to_floats(sums[row][vector].0), scale);
-                    let mut total = I::multiply_add(sum, scales, I::load(to));
+                    let sum = I::mul(I::to_floats(sums[row][vector]), scale);
+                    let mut total = I::multiply_add(sum, scales, totals[row][vector]);
                     if K::HAS_MINIMA {
                         let minima = I::load(groups.minima.wrapping_add(numbers));
-                        let shift = match K::Layout::INPUTS {
-                            GROUP => rows.rows.shifts.add(place),
-                            _ => rows
-                                .rows
-                                .half_shifts
-                                .add(2 * place + input % GROUP / K::Layout::INPUTS),
-                        };
-                        total = I::multiply_add(I::splat(*shift), minima, total);
+                        let shift = I::splat(*rows.rows.shifts.add(place));
+                        total = I::multiply_add(shift, minima, total);
                     }
-                    I::store(total, to);
+                    totals[row][vector] = total;
                 }
             }
         }
+        for row in 0..R {
+            for vector in 0..F {
+                I::store(totals[row][vector], at(row, vector));
+            }
+        }
+    }
+}
+
+/// Exact sums of `R` rows with `F` vectors of features, of the group that begins with `input`.
+#[inline(always)]
+unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
+    (quads, stride): (*const u8, usize),
+    input: usize,
+    bytes: [*const i8; R],
+    starts: [i32; R],
+) -> [[I::Sums; F]; R] {
+    // SAFETY: the promise of `sum_panel`.
+    unsafe {
+        let mut sums = [[I::start(0); F]; R];
+        let mut few = [[I::no_few(); F]; R];
+        for row in 0..R {
+            sums[row] = [I::start(starts[row]); F];
+        }
+        for load in 0..K::Layout::INPUTS / 4 {
+            for vector in 0..F {
+                let from = quads.wrapping_add(4 * PANEL * vector);
+                let weights = K::prepare::<I>(K::Layout::quads::<I>(from, stride, input, load));
+                for row in 0..R {
+                    let both = (sums[row][vector], few[row][vector]);
+                    let bytes = I::broadcast(bytes[row].add(4 * load));
+                    (sums[row][vector], few[row][vector]) = K::dot::<I>(both, bytes, weights);
+                }
+            }
+            if (load + 1).is_multiple_of(K::Layout::FEW_LOADS) {
+                for row in 0..R {
+                    for vector in 0..F {
+                        sums[row][vector] = K::flush::<I>((sums[row][vector], few[row][vector]));
+                        few[row][vector] = I::no_few();
+                    }
+                }
+            }
+        }
+        sums
     }
 }

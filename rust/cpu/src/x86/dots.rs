@@ -12,7 +12,7 @@ use crate::x86::{Avx2, Avx512};
 #[inline(always)]
 unsafe fn fifth_bits(quad: usize) -> (__m128i, i32) {
     unsafe {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "up to 3")]
+        #[expect(clippy::cast_possible_truncation, reason = "up to 3")]
         let byte = _mm_set1_epi8((quad / 2) as i8);
         let first = _mm_set_epi8(12, 12, 12, 12, 8, 8, 8, 8, 4, 4, 4, 4, 0, 0, 0, 0);
         let bits = 0x0804_0201_u32 << (quad % 2 * 4);
@@ -31,18 +31,14 @@ impl Dots for Avx2 {
     const DOT_ROWS: usize = 4;
 
     #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    unsafe fn start(number: i32) -> Self::Sums {
+        let half = unsafe { _mm256_set1_epi32(number) };
+        (half, half)
     }
 
     #[inline(always)]
     unsafe fn no_few() -> Self::Few {
-        unsafe { Self::no_sums() }
-    }
-
-    #[inline(always)]
-    unsafe fn start_signed(_: i32) -> Self::Sums {
-        unsafe { Self::no_sums() }
+        unsafe { Self::start(0) }
     }
 
     #[inline(always)]
@@ -163,20 +159,17 @@ impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
     type Signed = (__m512i, __mmask64);
     type Row = __m512i;
     const DOT_ROWS: usize = 6;
+    const CLOSED_ROWS: usize = 24;
+    const SIGNED_FROM: i32 = if HAS_DOT { 128 } else { 0 };
 
     #[inline(always)]
-    unsafe fn no_sums() -> __m512i {
-        unsafe { _mm512_setzero_si512() }
+    unsafe fn start(number: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(number) }
     }
 
     #[inline(always)]
     unsafe fn no_few() -> __m512i {
         unsafe { _mm512_setzero_si512() }
-    }
-
-    #[inline(always)]
-    unsafe fn start_signed(total: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(if HAS_DOT { -128 * total } else { 0 }) }
     }
 
     #[inline(always)]
