@@ -12,18 +12,22 @@ use crate::vectors::{Kernel, Vectors};
 // SAFETY: addresses; rows are written before they are shared for reading.
 unsafe impl Sync for ByteRows {}
 
-/// Rows of a call as bytes; R rows of K inputs.
+/// Rows of a call as bytes; R rows of K inputs.  What belongs to a group lies beside that of the next
+/// row, where a tile needs it.
 #[derive(Clone, Copy)]
 pub(crate) struct ByteRows {
-    /// `[R][K]`.
-    pub(crate) bytes: *mut i8,
+    pub(crate) num_rows: usize,
     /// Groups of a row.
     pub(crate) num_groups: usize,
-    /// `[R][num_groups]`, what the bytes are multiples of.
+    /// `[R][K]`.
+    pub(crate) bytes: *mut i8,
+    /// `[num_groups][R]`, what the bytes are multiples of.
     pub(crate) scales: *mut f32,
-    /// `[R][num_groups][2]`, the sums of the bytes of each half of a group.
+    /// `[num_groups][R]`, the sums of the bytes.
+    pub(crate) totals: *mut i32,
+    /// `[num_groups][2][R]`, the same of each half of a group.
     pub(crate) half_totals: *mut i32,
-    /// `[R][num_groups]`, the sums of a group times its scale: what a minimum is multiplied with.
+    /// `[num_groups][R]`, the sums times the scales: what a minimum is multiplied with.
     pub(crate) shifts: *mut f32,
 }
 
@@ -32,12 +36,14 @@ impl ByteRows {
     pub(crate) fn new(memory: &mut Vec<u32>, num_rows: usize, in_features: usize) -> Self {
         let num_groups = in_features / GROUP;
         let num = num_rows * num_groups;
-        let [bytes, scales, half_totals, shifts] =
-            pieces(memory, [num * GROUP / 4, num, 2 * num, num]);
+        let [bytes, scales, totals, half_totals, shifts] =
+            pieces(memory, [num * GROUP / 4, num, num, 2 * num, num]);
         Self {
-            bytes: bytes.cast(),
+            num_rows,
             num_groups,
+            bytes: bytes.cast(),
             scales: scales.cast(),
+            totals: totals.cast(),
             half_totals: half_totals.cast(),
             shifts: shifts.cast(),
         }
@@ -111,19 +117,21 @@ impl Quantise<'_> {
         let row = self.row;
         let from = input.pointer.cast::<E>().wrapping_add(row * input.stride).cast_const();
         for group in 0..to.num_groups {
-            let place = row * to.num_groups + group;
+            let place = group * to.num_rows + row;
             // SAFETY: the row has these numbers, and there is room for them.
             unsafe {
-                let (from, bytes) = (from.add(group * GROUP), to.bytes.add(place * GROUP));
+                let (from, bytes) =
+                    (from.add(group * GROUP), to.bytes.add((row * to.num_groups + group) * GROUP));
                 let scale = scale_of::<I, E>(from);
                 let mut total = 0_i32;
                 for half in 0..2 {
                     let start = half * PANEL;
                     let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
                     total += part;
-                    to.half_totals.add(2 * place + half).write(part);
+                    to.half_totals.add((2 * group + half) * to.num_rows + row).write(part);
                 }
                 to.scales.add(place).write(scale);
+                to.totals.add(place).write(total);
                 #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
                 to.shifts.add(place).write(scale * total as f32);
             }

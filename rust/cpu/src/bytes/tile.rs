@@ -199,25 +199,20 @@ pub(crate) struct Part<'a> {
 impl Part<'_> {
     #[inline(always)]
     fn bytes(&self, row: usize, input: usize) -> *const i8 {
-        self.rows.bytes.wrapping_add(self.place(row, 0) * GROUP + input)
+        self.rows.bytes.wrapping_add((self.first + row) * self.rows.num_groups * GROUP + input)
     }
 
-    /// Sum of the bytes of the half or whole group that begins with an input.
+    /// Where a number of a group and of the first row lies, the next rows' behind it.
     #[inline(always)]
-    unsafe fn total(&self, row: usize, input: usize, num_inputs: usize) -> i32 {
-        let halves = self.rows.half_totals.wrapping_add(2 * self.place(row, input / GROUP));
-        // SAFETY: the caller's promise: the input exists.
-        unsafe {
-            match num_inputs {
-                GROUP => *halves + *halves.add(1),
-                _ => *halves.add(input % GROUP / num_inputs),
-            }
-        }
+    fn place(&self, group: usize) -> usize {
+        group * self.rows.num_rows + self.first
     }
 
+    /// Sums of the bytes of the half or whole group that begins with an input, those of the first row.
     #[inline(always)]
-    fn place(&self, row: usize, group: usize) -> usize {
-        (self.first + row) * self.rows.num_groups + group
+    fn totals(&self, input: usize, num_inputs: usize) -> *const i32 {
+        let totals = if num_inputs == GROUP { self.rows.totals } else { self.rows.half_totals };
+        totals.wrapping_add(self.place(input / num_inputs)).cast_const()
     }
 }
 
@@ -334,17 +329,18 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
     (first, num): (usize, usize),
     rows: Part<'_>,
     first_row: usize,
-    result: *mut f32,
+    to: *mut f32,
 ) {
-    let at = |row: usize, vector: usize| result.wrapping_add(row * PANEL_FEATURES + PANEL * vector);
+    let at = |row: usize, vector: usize| to.wrapping_add(row * PANEL_FEATURES + PANEL * vector);
     let reads_memory = K::Layout::IS_PANEL && first_row == 0;
     let share = groups.stride / VECTORS;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
-        let mut totals = [[I::splat(0.0); F]; R];
+        let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, first));
+        let mut results = [[I::splat(0.0); F]; R];
         for row in 0..R {
             for vector in 0..F {
-                totals[row][vector] = I::load(at(row, vector));
+                results[row][vector] = I::load(at(row, vector));
             }
         }
         for input in (0..num).step_by(K::Layout::INPUTS) {
@@ -354,35 +350,33 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                     I::prefetch(groups.quads.wrapping_add(line).cast());
                 }
             }
-            // A function of the standard library that fills an array might be called.
-            let (mut bytes, mut starts) = ([rows.rows.bytes.cast_const(); R], [0; R]);
+            let mut bytes = bytes;
             for row in 0..R {
-                bytes[row] = rows.bytes(first_row + row, first + input);
-                starts[row] =
-                    -K::zero::<I>() * rows.total(first_row + row, first + input, K::Layout::INPUTS);
+                bytes[row] = bytes[row].wrapping_add(input);
             }
+            let totals = rows.totals(first + input, K::Layout::INPUTS).add(first_row);
+            let place = rows.place((first + input) / GROUP) + first_row;
             let quads = (groups.quads.wrapping_add(4 * feature), groups.stride);
-            let sums = whole_sums::<I, K, R, F>(quads, input, bytes, starts);
+            let sums = whole_sums::<I, K, R, F>(quads, input, bytes, totals);
             for vector in 0..F {
                 let numbers = input / K::Layout::INPUTS * PANEL_FEATURES + feature + PANEL * vector;
                 let scales = I::load(groups.scales.wrapping_add(numbers));
                 for row in 0..R {
-                    let place = rows.place(first_row + row, (first + input) / GROUP);
-                    let scale = I::splat(*rows.rows.scales.add(place));
+                    let scale = I::splat(*rows.rows.scales.add(place + row));
                     let sum = I::mul(I::to_floats(sums[row][vector]), scale);
-                    let mut total = I::multiply_add(sum, scales, totals[row][vector]);
+                    let mut result = I::multiply_add(sum, scales, results[row][vector]);
                     if K::HAS_MINIMA {
                         let minima = I::load(groups.minima.wrapping_add(numbers));
-                        let shift = I::splat(*rows.rows.shifts.add(place));
-                        total = I::multiply_add(shift, minima, total);
+                        let shift = I::splat(*rows.rows.shifts.add(place + row));
+                        result = I::multiply_add(shift, minima, result);
                     }
-                    totals[row][vector] = total;
+                    results[row][vector] = result;
                 }
             }
         }
         for row in 0..R {
             for vector in 0..F {
-                I::store(totals[row][vector], at(row, vector));
+                I::store(results[row][vector], at(row, vector));
             }
         }
     }
@@ -394,14 +388,14 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
     (quads, stride): (*const u8, usize),
     input: usize,
     bytes: [*const i8; R],
-    starts: [i32; R],
+    totals: *const i32,
 ) -> [[I::Sums; F]; R] {
     // SAFETY: the promise of `sum_panel`.
     unsafe {
         let mut sums = [[I::start(0); F]; R];
         let mut few = [[I::no_few(); F]; R];
         for row in 0..R {
-            sums[row] = [I::start(starts[row]); F];
+            sums[row] = [I::start(*totals.add(row) * -K::zero::<I>()); F];
         }
         for load in 0..K::Layout::INPUTS / 4 {
             for vector in 0..F {
