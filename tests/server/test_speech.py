@@ -104,7 +104,7 @@ def test_openais_client(url: str, offline: LLM) -> None:
         assert (verbose.language, verbose.text) == ("en", written(offline, sound))
         assert verbose.duration == pytest.approx(len(sound[0]) / sound[1], abs=1e-3)
         *deltas, last = create(model="whisper-1", file=file, language="de", stream=True)
-        assert len(deltas) > 4
+        assert len(deltas) > 1  # a busy server sends several tokens as one
         assert {event.type for event in deltas} == {"transcript.text.delta"}
         assert "".join(getattr(event, "delta", "") for event in deltas) == in_german
         assert (last.type, getattr(last, "text", "")) == ("transcript.text.done", in_german)
