@@ -4,6 +4,33 @@ use crate::bytes::Dots;
 use crate::bytes::format::{GROUP, QUADS};
 use crate::storage::WIDENING;
 
+/// Four inputs of 16 features of a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    /// The first word of the first block, that of the first feature.
+    pub(crate) from: *const u8,
+    /// Bytes of the panel for 32 inputs.
+    pub(crate) stride: usize,
+    /// The first input of a group, less than 256.
+    pub(crate) input: usize,
+    /// Which four of the group.
+    pub(crate) load: usize,
+}
+
+impl Place {
+    /// The block of 32 inputs that holds them.
+    #[inline(always)]
+    fn block(self) -> *const u8 {
+        self.from.wrapping_add(self.input / GROUP * self.stride)
+    }
+
+    /// Which four of 32 inputs they are.
+    #[inline(always)]
+    fn quad(self) -> usize {
+        self.input % GROUP / 4 + self.load
+    }
+}
+
 /// How whole numbers lie in blocks, or after these were opened.
 pub(crate) trait Layout {
     /// How they lie when they are opened.
@@ -15,14 +42,11 @@ pub(crate) trait Layout {
     /// Whether they lie in the panel itself: the first rows read it from memory.
     const IS_PANEL: bool = true;
 
-    /// Those of 16 features for the four inputs that follow `input + 4 * load`; `input` is a multiple
-    /// of `INPUTS`, less than 256.
+    /// Those at a place, whose group has `INPUTS` inputs.
     ///
     /// # Safety
-    /// The CPU has the instructions.  The blocks of the features' panel exist, the first of which has
-    /// its first word of the first feature at `from`; there are `stride` bytes of them for 32 inputs.
-    unsafe fn quads<I: Dots>(from: *const u8, stride: usize, input: usize, load: usize)
-    -> I::Quads;
+    /// The CPU has the instructions, and the blocks exist.
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads;
 }
 
 /// A byte for each input, in their order.
@@ -35,15 +59,9 @@ impl<const FEW_LOADS: usize, const INPUTS: usize> Layout for InOrder<FEW_LOADS, 
     const IS_PANEL: bool = false;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
-        let quad = input % GROUP / 4 + load;
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
-        unsafe { I::load_quads(block(from, stride, input).wrapping_add(quad * QUADS)) }
+        unsafe { I::load_quads(at.block().wrapping_add(at.quad() * QUADS)) }
     }
 }
 
@@ -54,14 +72,9 @@ impl Layout for Bytes {
     type Opened = InOrder<8, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
-        unsafe { I::load_quads(block(from, stride, input).wrapping_add(load * QUADS)) }
+        unsafe { Self::Opened::quads::<I>(at) }
     }
 }
 
@@ -72,14 +85,9 @@ impl Layout for Nibbles {
     type Opened = InOrder<8, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
-        unsafe { bits::<I>(block(from, stride, input), load % 4, load / 4 * 4, 15) }
+        unsafe { bits::<I>(at.block(), at.load % 4, at.load / 4 * 4, 15) }
     }
 }
 
@@ -90,16 +98,11 @@ impl Layout for Fives {
     type Opened = InOrder<4, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
         unsafe {
-            let low = Nibbles::quads::<I>(from, stride, input, load);
-            I::add_fifth_bits(low, block(from, stride, input).wrapping_add(4 * QUADS), load)
+            let low = Nibbles::quads::<I>(at);
+            I::add_fifth_bits(low, at.block().wrapping_add(4 * QUADS), at.load)
         }
     }
 }
@@ -111,14 +114,9 @@ impl Layout for Widening {
     type Opened = InOrder<8, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
-        unsafe { I::look_up(&WIDENING, Nibbles::quads::<I>(from, stride, input, load)) }
+        unsafe { I::look_up(&WIDENING, Nibbles::quads::<I>(at)) }
     }
 }
 
@@ -129,10 +127,10 @@ impl Layout for PairedNibbles {
     type Opened = InOrder<8, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(from: *const u8, _: usize, input: usize, load: usize) -> I::Quads {
-        let group = input / GROUP;
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
+        let group = at.input / GROUP;
         // SAFETY: the caller's promise.
-        unsafe { bits::<I>(from, group / 2 * 8 + load, group % 2 * 4, 15) }
+        unsafe { bits::<I>(at.from, group / 2 * 8 + at.load, group % 2 * 4, 15) }
     }
 }
 
@@ -143,16 +141,11 @@ impl Layout for PairedFives {
     type Opened = InOrder<4, GROUP>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(
-        from: *const u8,
-        stride: usize,
-        input: usize,
-        load: usize,
-    ) -> I::Quads {
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
         unsafe {
-            let low = PairedNibbles::quads::<I>(from, stride, input, load);
-            I::join(low, bits::<I>(from, 32 + load, input / GROUP, 1))
+            let low = PairedNibbles::quads::<I>(at);
+            I::join(low, bits::<I>(at.from, 32 + at.load, at.input / GROUP, 1))
         }
     }
 }
@@ -165,21 +158,15 @@ impl Layout for Sixes {
     type Opened = InOrder<2, 16>;
 
     #[inline(always)]
-    unsafe fn quads<I: Dots>(from: *const u8, _: usize, input: usize, load: usize) -> I::Quads {
-        let (half, run) = (input / (4 * GROUP), input / GROUP % 4);
-        let quad = input % GROUP / 4 + load;
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
+        let (half, run) = (at.input / (4 * GROUP), at.input / GROUP % 4);
+        let quad = at.quad();
         // SAFETY: the caller's promise.
         unsafe {
-            let low = bits::<I>(from, half * 16 + run % 2 * 8 + quad, run / 2 * 4, 15);
-            I::join(low, bits::<I>(from, 32 + half * 8 + quad, 2 * run, 3))
+            let low = bits::<I>(at.from, half * 16 + run % 2 * 8 + quad, run / 2 * 4, 15);
+            I::join(low, bits::<I>(at.from, 32 + half * 8 + quad, 2 * run, 3))
         }
     }
-}
-
-/// The block of 32 inputs that holds one.
-#[inline(always)]
-fn block(from: *const u8, stride: usize, input: usize) -> *const u8 {
-    from.wrapping_add(input / GROUP * stride)
 }
 
 /// Bits of a word of a block.

@@ -3,7 +3,7 @@
 
 use crate::bytes::Dots;
 use crate::bytes::format::{Format, GROUP, HALVES, QUADS};
-use crate::bytes::layout::Layout;
+use crate::bytes::layout::{Layout, Place};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{Float16, PANEL};
 use crate::vectors::Vectors;
@@ -94,7 +94,8 @@ impl Opened {
                     let to = self.quads.as_mut_ptr().wrapping_add((input / 4 + load) * QUADS);
                     for feature in (0..PANEL_FEATURES).step_by(PANEL) {
                         let from = from.wrapping_add(4 * feature);
-                        let quads = L::quads::<I>(from, groups.stride, input, load);
+                        let at = Place { from, stride: groups.stride, input, load };
+                        let quads = L::quads::<I>(at);
                         I::store_quads(quads, to.wrapping_add(4 * feature));
                     }
                 }

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use crate::bytes::format::{Format, GROUP};
 use crate::bytes::layout::{
-    Bytes, Fives, Layout, Nibbles, PairedFives, PairedNibbles, Sixes, Widening,
+    Bytes, Fives, Layout, Nibbles, PairedFives, PairedNibbles, Place, Sixes, Widening,
 };
 use crate::bytes::open::{Groups, OPENED, Opened};
 use crate::bytes::rows::ByteRows;
@@ -350,10 +350,6 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                     I::prefetch(groups.quads.wrapping_add(line).cast());
                 }
             }
-            let mut bytes = bytes;
-            for row in 0..R {
-                bytes[row] = bytes[row].wrapping_add(input);
-            }
             let totals = rows.totals(first + input, K::Layout::INPUTS).add(first_row);
             let place = rows.place((first + input) / GROUP) + first_row;
             let quads = (groups.quads.wrapping_add(4 * feature), groups.stride);
@@ -400,10 +396,11 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
         for load in 0..K::Layout::INPUTS / 4 {
             for vector in 0..F {
                 let from = quads.wrapping_add(4 * PANEL * vector);
-                let weights = K::prepare::<I>(K::Layout::quads::<I>(from, stride, input, load));
+                let at = Place { from, stride, input, load };
+                let weights = K::prepare::<I>(K::Layout::quads::<I>(at));
                 for row in 0..R {
                     let both = (sums[row][vector], few[row][vector]);
-                    let bytes = I::broadcast(bytes[row].add(4 * load));
+                    let bytes = I::broadcast(bytes[row].add(input + 4 * load));
                     (sums[row][vector], few[row][vector]) = K::dot::<I>(both, bytes, weights);
                 }
             }
