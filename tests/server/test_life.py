@@ -162,7 +162,7 @@ def test_an_abort_reaches_a_request_that_is_still_being_tokenised(
             goes_on.set()
             answer = running.result().json()
         assert answer["choices"][0]["finish_reason"] == "abort"
-        assert answer["usage"]["completion_tokens"] < 50
+        assert answer["usage"]["completion_tokens"] == 0
         served.wait_until_idle()
 
 

@@ -38,8 +38,6 @@ _SERVER_FAILED: Final = 500
 _LOGPROB_BYTES: Final = 64
 # Log-probabilities of a token where all of the vocabulary are requested: at least this many.
 _WHOLE_VOCABULARY: Final = 1 << 10
-# Seconds within which an engine adds the requests that were sent to it.
-_SOON: Final = 0.05
 
 
 class Choices(Protocol):
@@ -216,8 +214,8 @@ class Job(ABC):
                 timer = loop.call_later(self.body.timeout, abort)
             try:
                 prompts_made = await self.make_prompts()
-                if running.is_aborted:  # again, after the engine has added them
-                    timer = loop.call_later(_SOON, abort)
+                if running.is_aborted:  # again, once each prompt has its stream
+                    loop.call_soon(abort)
                 stream = generate(
                     context.client,
                     prompts_made,
