@@ -4,17 +4,22 @@
     python benches/python/tune_kernels.py --kernels decode --head-sizes 128
 
 Each candidate attends over the loads that its kernel is for; one that takes more than the device
-has is left out.  The fastest is printed beside the table's own.
+has is left out.  The fastest is printed beside the table's own.  All candidates are compiled first,
+by as many processes as there are cores, into the cache that the measuring one reads.
 """
 
 import argparse
+import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import Any, get_args
 
 import torch
-from measuring import report_table
+from measuring import report
 from triton.runtime.errors import OutOfResources
 
 from kernels import DTYPE, attention_inputs, device_seconds, require_cuda
@@ -25,7 +30,7 @@ from pagedserve.kernels.tuning import Config, Kernel, config_for
 # Rows of (cached keys, queries) that stand for what a kernel is for, each counted alike.
 LOADS: dict[Kernel, list[list[tuple[int, int]]]] = {
     "decode": [[(4095, 1)] * 64, [(32767, 1)], [(511, 1)] * 128],
-    "decode_wide": [[(4092, 4)] * 64, [(32764, 4)]],
+    "decode_wide": [[(4088, 8)] * 64, [(4080, 16)] * 64, [(32752, 16)]],
     "prefill": [[(0, 8192)], [(4096, 4096)], [(512, 512)] * 8],
     "prefill_plain": [[(0, 8192)], [(4096, 4096)], [(512, 512)] * 8],
 }
@@ -49,20 +54,51 @@ def is_prefill(kernel: Kernel) -> bool:
     return kernel in {"prefill", "prefill_plain"}
 
 
-def seconds_of(kernel: Kernel, config: Config, calls: Sequence[AttentionCall]) -> list[float]:
-    """Seconds of each call.
+def launch(kernel: Kernel, config: Config, call: AttentionCall) -> None:
+    """Attend once.
 
     Raises:
         OutOfResources: if the device cannot run the configuration.
     """
+    if is_prefill(kernel):
+        prefill.launch(call, config, skipped=0)
+    else:
+        decode.launch(call, config, queries=call.max_query_len)
 
-    def launch(call: AttentionCall) -> None:
-        if is_prefill(kernel):
-            prefill.launch(call, config, skipped=0)
-        else:
-            decode.launch(call, config, queries=call.max_query_len)
 
-    return [device_seconds(partial(launch, call)) for call in calls]
+def seconds_of(kernel: Kernel, config: Config, calls: Sequence[AttentionCall]) -> list[float]:
+    """Seconds of each call; raises as `launch` does."""
+    return [device_seconds(partial(launch, kernel, config, call)) for call in calls]
+
+
+def call_of(kernel: Kernel, head_size: int, rows: Sequence[tuple[int, int]]) -> AttentionCall:
+    """The attention of rows of (cached keys, queries)."""
+    return AttentionCall(
+        **attention_inputs(rows, head_size=head_size),
+        window=WINDOW if kernel == "prefill" else None,
+        softcap=SOFTCAP if kernel == "prefill" else None,
+        sinks=None,
+        alibi=None,
+        causal=True,
+    )
+
+
+@torch.inference_mode()
+def compile_one(kernel: Kernel, head_size: int, config: Config) -> None:
+    """Compile a candidate into triton's cache, in a process that ends with the pool."""
+    cached, queries = LOADS[kernel][0][0]
+    call = call_of(kernel, head_size, [(min(cached, 64), min(queries, 64))])
+    with suppress(OutOfResources):
+        launch(kernel, config, call)
+
+
+def compile_all(wanted: Sequence[tuple[Kernel, int]]) -> None:
+    """Compile the candidates of all kernels and head sizes."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawned) as pool:
+        for kernel, head_size in wanted:
+            for config in candidates(kernel):
+                pool.submit(compile_one, kernel, head_size, config)
 
 
 def tune(kernel: Kernel, head_size: int) -> dict[str, Any]:
@@ -73,16 +109,7 @@ def tune(kernel: Kernel, head_size: int) -> dict[str, Any]:
         itemsize=DTYPE.itemsize,
         capability=torch.cuda.get_device_capability()[0],
     )
-    calls = [
-        AttentionCall(
-            **attention_inputs(rows, head_size=head_size),
-            window=WINDOW if kernel == "prefill" else None,
-            softcap=SOFTCAP if kernel == "prefill" else None,
-            sinks=None,
-            alibi=None,
-        )
-        for rows in LOADS[kernel]
-    ]
+    calls = [call_of(kernel, head_size, rows) for rows in LOADS[kernel]]
     base = seconds_of(kernel, own, calls)
     best, least = own, float(len(calls))
     for config in candidates(kernel):
@@ -111,12 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(arguments)
     require_cuda("benches/python/tune_kernels.py")
-    rows = [
-        tune(kernel, int(head_size))
+    wanted = [
+        (kernel, int(head_size))
         for kernel in options.kernels.split(",")
         for head_size in options.head_sizes.split(",")
     ]
-    report_table("tuned; time is relative to the table's", rows, as_json=options.json)
+    compile_all(wanted)
+    for kernel, head_size in wanted:
+        row = tune(kernel, head_size)
+        report("tuned; time is relative to the table's", row, as_json=options.json)
 
 
 if __name__ == "__main__":

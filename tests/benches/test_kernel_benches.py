@@ -1,4 +1,4 @@
-"""The benches of the GPU kernels say in one line that they need a GPU."""
+"""The benches of the GPU kernels: without a GPU one line says so; what they attend to is valid."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -30,3 +31,14 @@ def test_without_a_gpu(module: ModuleType, script: str, monkeypatch: pytest.Monk
         module.main([])
     [line] = str(end.value).splitlines()
     assert f"{script}.py needs a CUDA device" in line
+
+
+@pytest.mark.parametrize("script", ["tune_kernels"])
+def test_what_is_tuned_can_be_called(module: ModuleType) -> None:
+    for kernel, loads in module.LOADS.items():
+        assert list(module.candidates(kernel))
+        for rows in loads:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                call = module.call_of(kernel, 128, rows)
+            assert call.is_plain == (kernel != "prefill")
+            assert call.num_rows == len(rows)
