@@ -58,8 +58,8 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 8, 2, 256): Config(16, 32, 4, 3, 2),
     ("decode", 8, 4, 128): Config(16, 32, 8, 3, 1),
     ("decode", 8, 4, 256): Config(16, 16, 8, 2, 1),
-    ("decode", 9, 2, 64): Config(16, 128, 4, 4, 2),
-    ("decode", 9, 2, 128): Config(16, 64, 4, 4, 2),
+    ("decode", 9, 2, 64): Config(16, 128, 4, 2, 2),
+    ("decode", 9, 2, 128): Config(16, 32, 4, 3, 2),
     ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
     ("decode", 10, 4, 128): Config(16, 32, 8, 3, 1),
     # With two stages ptxas gives this one 64 registers, and spills.
@@ -70,6 +70,7 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode_wide", 8, 4, 64): Config(64, 32, 8, 2, 1),
     ("decode_wide", 8, 4, 128): Config(64, 16, 16, 1, 1),
     ("decode_wide", 8, 4, 256): Config(32, 16, 8, 1, 1),
+    ("decode_wide", 9, 2, 128): Config(64, 64, 4, 3, 2),
     ("prefill", 8, 2, 64): Config(128, 64, 8, 3, 1),
     ("prefill", 8, 2, 128): Config(128, 32, 8, 3, 1),
     ("prefill", 8, 2, 256): Config(64, 16, 8, 3, 1),
@@ -81,9 +82,11 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     # Blackwell's products keep their sums elsewhere, and 128 keys with all options spill.
     ("prefill", 10, 2, 64): Config(128, 64, 8, 3, 1),
     ("prefill_plain", 8, 2, 256): Config(64, 32, 8, 3, 1),
+    ("prefill_plain", 9, 2, 64): Config(128, 64, 4, 3, 1),
     # As many keys as elements of a value: both products have one layout, and warps exchange no data
     # in the loop.  With two stages no tile would be in flight during the products.
     ("prefill_plain", 9, 2, 128): Config(128, 128, 8, 3, 1),
+    ("prefill_plain", 9, 2, 256): Config(128, 64, 8, 2, 1),
     ("prefill_plain", 10, 2, 64): Config(128, 128, 8, 3, 1),
 }
 

@@ -1,5 +1,7 @@
 //! Rows as signed bytes.
 
+use std::ops::Range;
+
 use crate::bytes::Dots;
 use crate::bytes::format::GROUP;
 use crate::element::Element;
@@ -52,10 +54,16 @@ impl ByteRows {
 
 /// Numbers that one thread quantises in less time than a second one takes to begin.
 const FEW_NUMBERS: usize = 16_384;
+/// Rows whose scales of a group share a line of the caches: two threads that wrote to one would wait for
+/// each other.
+const LINE_ROWS: usize = 16;
 /// The largest whole number; -128 has no positive counterpart.
 const LARGEST: f32 = 127.0;
 /// Added to a number below 2^22 it leaves the nearest whole one, ties to even, in the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
+
+/// All bits of a float32 but its sign.
+const MAGNITUDE: u32 = u32::MAX >> 1;
 
 /// Quantises rows; a few numbers are not worth a second thread.
 ///
@@ -70,14 +78,18 @@ pub(crate) unsafe fn quantise_rows(
     execution: &Execution<'_>,
 ) {
     let call = Call { input, dtype, to };
-    let quantise = |row: usize| {
+    let per_item = LINE_ROWS.min(num_rows.div_ceil(2));
+    let quantise = |item: usize| {
+        let first = item * per_item;
+        let rows = first..num_rows.min(first + per_item);
         // SAFETY: the caller's promise; each row is done once.
-        unsafe { execution.instructions.run(Quantise { call: &call, row }) };
+        unsafe { execution.instructions.run(Quantise { call: &call, rows }) };
     };
+    let num_items = num_rows.div_ceil(per_item);
     if num_rows * in_features <= FEW_NUMBERS {
-        (0..num_rows).for_each(quantise);
+        (0..num_items).for_each(quantise);
     } else {
-        execution.for_each(num_rows, &quantise);
+        execution.for_each(num_items, &quantise);
     }
 }
 
@@ -90,10 +102,10 @@ struct Call<'a> {
 // SAFETY: each row is read and written by one thread.
 unsafe impl Sync for Call<'_> {}
 
-/// One row of a call.
+/// Some rows of a call.
 struct Quantise<'a> {
     call: &'a Call<'a>,
-    row: usize,
+    rows: Range<usize>,
 }
 
 impl Kernel for Quantise<'_> {
@@ -114,26 +126,28 @@ impl Quantise<'_> {
     #[inline(always)]
     unsafe fn convert<I: Vectors, E: Element>(&self) {
         let &Call { input, to, .. } = self.call;
-        let row = self.row;
-        let from = input.pointer.cast::<E>().wrapping_add(row * input.stride).cast_const();
+        let width = to.num_groups * GROUP;
+        // Group by group, as what belongs to one lies.
         for group in 0..to.num_groups {
-            let place = group * to.num_rows + row;
-            // SAFETY: the row has these numbers, and there is room for them.
-            unsafe {
-                let (from, bytes) =
-                    (from.add(group * GROUP), to.bytes.add((row * to.num_groups + group) * GROUP));
-                let scale = scale_of::<I, E>(from);
-                let mut total = 0_i32;
-                for half in 0..2 {
-                    let start = half * PANEL;
-                    let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
-                    total += part;
-                    to.half_totals.add((2 * group + half) * to.num_rows + row).write(part);
+            for row in self.rows.clone() {
+                let place = group * to.num_rows + row;
+                // SAFETY: the row has these numbers, and there is room for them.
+                unsafe {
+                    let from = input.pointer.cast::<E>().add(row * input.stride + group * GROUP);
+                    let bytes = to.bytes.add(row * width + group * GROUP);
+                    let scale = scale_of::<I, E>(from);
+                    let mut total = 0_i32;
+                    for half in 0..2 {
+                        let start = half * PANEL;
+                        let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
+                        total += part;
+                        to.half_totals.add((2 * group + half) * to.num_rows + row).write(part);
+                    }
+                    to.scales.add(place).write(scale);
+                    to.totals.add(place).write(total);
+                    #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
+                    to.shifts.add(place).write(scale * total as f32);
                 }
-                to.scales.add(place).write(scale);
-                to.totals.add(place).write(total);
-                #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
-                to.shifts.add(place).write(scale * total as f32);
             }
         }
     }
@@ -151,17 +165,18 @@ unsafe fn load<I: Vectors, E: Element>(from: *const E) -> [f32; PANEL] {
 /// What the numbers of a group are to be multiples of; NaN if one of them is not finite.
 #[inline(always)]
 unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
-    let (mut peaks, mut odd) = ([0.0_f32; PANEL], [0.0_f32; PANEL]);
+    // As whole numbers, whose order is that of the magnitudes: the compiler may compare them in any
+    // order, and whatever is not finite is the largest.
+    let mut peaks = [0_u32; PANEL];
     for first in (0..GROUP).step_by(PANEL) {
         // SAFETY: the caller's promise.
         let numbers = unsafe { load::<I, E>(from.add(first)) };
         for lane in 0..PANEL {
-            peaks[lane] = peaks[lane].max(numbers[lane].abs());
-            odd[lane] += numbers[lane] * 0.0; // NaN where it is not finite
+            peaks[lane] = peaks[lane].max(numbers[lane].to_bits() & MAGNITUDE);
         }
     }
-    let peak = peaks.into_iter().fold(0.0_f32, f32::max);
-    peak / LARGEST + odd.into_iter().sum::<f32>()
+    let peak = f32::from_bits(peaks.into_iter().fold(0, u32::max));
+    if peak.is_finite() { peak / LARGEST } else { f32::NAN }
 }
 
 /// Writes 16 bytes; returns their sum.

@@ -33,6 +33,8 @@ pub(crate) trait Dots: Vectors {
     type Row: Copy;
     /// Rows of the largest tile.
     const DOT_ROWS: usize;
+    /// Vectors of features of a tile: with two, a row's bytes are loaded half as often.
+    const DOT_VECTORS: usize = 1;
 
     /// Rows up to which taking weights of less than 8 bits from the panel for each tile costs less than
     /// opening them once.
@@ -166,21 +168,31 @@ const LINE: usize = 64;
 /// Vectors of a panel's features.
 const VECTORS: usize = PANEL_FEATURES / PANEL;
 
-/// Calls a tile of one vector for groups of rows as equal as can be: `$first` is the first row of
-/// each.
+/// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be: `$first`
+/// is the first row of each.
 macro_rules! for_rows {
-    ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>, $($argument:expr),*) => {{
+    ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>, $is_wide:expr,
+        $($argument:expr),*) => {{
         let (mut left, mut $first) = ($num_rows, 0);
         let mut groups = left.div_ceil($limit);
+        macro_rules! tile {
+            ($rows:literal) => {
+                if $is_wide {
+                    $tile::<$($kind),+, $rows, 2>($($argument),*)
+                } else {
+                    $tile::<$($kind),+, $rows, 1>($($argument),*)
+                }
+            };
+        }
         while groups > 0 {
             let size = left.div_ceil(groups);
             match size {
-                1 => $tile::<$($kind),+, 1, 1>($($argument),*),
-                2 => $tile::<$($kind),+, 2, 1>($($argument),*),
-                3 if $limit >= 3 => $tile::<$($kind),+, 3, 1>($($argument),*),
-                4 if $limit >= 4 => $tile::<$($kind),+, 4, 1>($($argument),*),
-                5 if $limit >= 5 => $tile::<$($kind),+, 5, 1>($($argument),*),
-                _ if $limit >= 6 => $tile::<$($kind),+, 6, 1>($($argument),*),
+                1 => tile!(1),
+                2 => tile!(2),
+                3 if $limit >= 3 => tile!(3),
+                4 if $limit >= 4 => tile!(4),
+                5 if $limit >= 5 => tile!(5),
+                _ if $limit >= 6 => tile!(6),
                 _ => unreachable!("a group has no more rows than the largest tile"),
             }
             (left, groups, $first) = (left - size, groups - 1, $first + size);
@@ -312,11 +324,11 @@ unsafe fn add_groups<I: Dots, K: Kind>(
         // SAFETY: the promise of `sum_panel`.
         return unsafe { groups_tile::<I, K, 1, VECTORS>(groups, 0, inputs, rows, 0, sums) };
     }
-    for feature in (0..PANEL_FEATURES).step_by(PANEL) {
+    for feature in (0..PANEL_FEATURES).step_by(I::DOT_VECTORS * PANEL) {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
-            for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>, groups, feature, inputs, rows,
-                row, sums.wrapping_add(row * PANEL_FEATURES + feature));
+            for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>, I::DOT_VECTORS == 2, groups, feature,
+                inputs, rows, row, sums.wrapping_add(row * PANEL_FEATURES + feature));
         }
     }
 }

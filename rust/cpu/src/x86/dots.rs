@@ -159,6 +159,7 @@ impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
     type Signed = (__m512i, __mmask64);
     type Row = __m512i;
     const DOT_ROWS: usize = 6;
+    const DOT_VECTORS: usize = 2;
     const CLOSED_ROWS: usize = 24;
     const SIGNED_FROM: i32 = if HAS_DOT { 128 } else { 0 };
 
