@@ -199,6 +199,6 @@ wheels: $(VENV)/.release ## manylinux2014 wheels (x86-64, AArch64) and the sdist
 
 check-wheels: $(VENV)/.release ## the wheels in dist/ keep to manylinux2014 and to Python's stable ABIs
 	for wheel in dist/*.whl; do \
-		$(BIN)/auditwheel show $$wheel | tee /dev/stderr | grep --quiet '"manylinux_2_17_\(x86_64\|aarch64\)"' || exit 1; \
+		$(BIN)/auditwheel show $$wheel | grep '"manylinux_2_17_\(x86_64\|aarch64\)"' || exit 1; \
 	done
 	$(BIN)/abi3audit --strict --verbose dist/*-abi3-*.whl

@@ -61,6 +61,8 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 9, 2, 64): Config(16, 128, 4, 2, 2),
     ("decode", 9, 2, 128): Config(16, 32, 4, 3, 2),
     ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
+    # Tiles of 32 keys, as before it, spill with all options.
+    ("decode", 10, 2, 128): Config(16, 64, 4, 4, 2),
     ("decode", 10, 4, 128): Config(16, 32, 8, 3, 1),
     # With two stages ptxas gives this one 64 registers, and spills.
     ("decode", 10, 4, 256): Config(16, 16, 8, 3, 1),
@@ -86,7 +88,6 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     # As many keys as elements of a value: both products have one layout, and warps exchange no data
     # in the loop.  With two stages no tile would be in flight during the products.
     ("prefill_plain", 9, 2, 128): Config(128, 128, 8, 3, 1),
-    ("prefill_plain", 9, 2, 256): Config(128, 64, 8, 2, 1),
     ("prefill_plain", 10, 2, 64): Config(128, 128, 8, 3, 1),
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from pagedserve import LLM, AsyncLLMEngine, LLMEngine
@@ -60,6 +61,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             for value in module.values():
                 if isinstance(value, LLM | LLMEngine | AsyncLLMEngine):
                     value.shutdown()
+                # Of a client of OpenAI's, Anthropic's or Ollama's package, none of which is closed.
+                if isinstance(client := getattr(value, "_client", None), httpx.Client):
+                    client.close()
 
     return running
 
