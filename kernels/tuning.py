@@ -61,7 +61,7 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode", 9, 2, 64): Config(16, 128, 4, 2, 2),
     ("decode", 9, 2, 128): Config(16, 32, 4, 3, 2),
     ("decode", 9, 2, 256): Config(16, 32, 4, 4, 2),
-    # Tiles of 32 keys, as before it, spill with all options.
+    # On Blackwell tiles of 32 keys spill with all options.
     ("decode", 10, 2, 128): Config(16, 64, 4, 4, 2),
     ("decode", 10, 4, 128): Config(16, 32, 8, 3, 1),
     # With two stages ptxas gives this one 64 registers, and spills.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 from pagedserve import LLM, AsyncLLMEngine, LLMEngine
 from pagedserve.cli.main import make_parser
@@ -61,9 +62,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             for value in module.values():
                 if isinstance(value, LLM | LLMEngine | AsyncLLMEngine):
                     value.shutdown()
-                # Of a client of OpenAI's, Anthropic's or Ollama's package, none of which is closed.
-                if isinstance(client := getattr(value, "_client", None), httpx.Client):
-                    client.close()
+                elif isinstance(value, OpenAI | Anthropic):
+                    value.close()
 
     return running
 
