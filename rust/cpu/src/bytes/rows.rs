@@ -62,6 +62,9 @@ const LARGEST: f32 = 127.0;
 /// Added to a number below 2^22 it leaves the nearest whole one, ties to even, in the lowest bits.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// All bits of a float32 but its sign.
+const MAGNITUDE: u32 = u32::MAX >> 1;
+
 /// Quantises rows; a few numbers are not worth a second thread.
 ///
 /// # Safety
@@ -169,7 +172,7 @@ unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
         // SAFETY: the caller's promise.
         let numbers = unsafe { load::<I, E>(from.add(first)) };
         for lane in 0..PANEL {
-            peaks[lane] = peaks[lane].max(numbers[lane].abs().to_bits());
+            peaks[lane] = peaks[lane].max(numbers[lane].to_bits() & MAGNITUDE);
         }
     }
     let peak = f32::from_bits(peaks.into_iter().fold(0, u32::max));
