@@ -25,8 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-ci test-all test-rust test-py test-py-all test-ray test-ray-all \
-	nightly durations references soak hostile grid sweep options chart lint fmt bench bench-compare gpu-check compile-kernels tune-gpu wheels check-wheels stubs
+.PHONY: help build demo test test-all test-rust test-py test-py-ci test-py-all test-ray test-ray-all \
+	nightly durations references soak hostile grid sweep options chart lint lint-rust lint-py fmt bench bench-compare gpu-check compile-kernels tune-gpu wheels check-wheels stubs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,11 +63,7 @@ demo: $(DEMO) $(EXTENSION) ## answer a few prompts with a real small model
 	$(BIN)/pagedserve generate --model smollm2 --backend native --prompts-file examples/prompts.txt --chat \
 		--max-tokens 64 --temperature 0
 
-test: test-rust test-py ## every day: every test but the slow ones and those of the built package
-
-# Building the package takes minutes, and fails where the package's files changed.
-test-ci: test-rust build ## what every change must pass: as test, and the package is built and installed
-	$(PYTEST) -m "not slow and not nightly and not ray"
+test: test-rust test-py ## every day: every test of Rust, and the quick ones of Python
 
 test-all: test-rust test-ray-all test-py-all ## every test but the nightly ones, and every example of those that try many
 
@@ -76,11 +72,15 @@ test-rust: ## cargo test
 
 # Threads that wait must sleep, or those of one process keep another's from running.
 PYTEST_ALONE := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
-# A file of tests goes to one of two workers.
-PYTEST := $(PYTEST_ALONE) --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A file of tests goes to one of three workers: of two, one in six moments waits for a process.
+PYTEST := $(PYTEST_ALONE) --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test-py: build ## pytest without the slow tests and those of the built package
-	$(PYTEST) -m "not slow and not nightly and not ray and not packaging"
+test-py: build ## the tests of Python that take less than 0.4 seconds
+	$(PYTEST) -m "not long and not slow and not nightly and not ray and not packaging"
+
+# Building the package takes minutes, and fails where the package's files changed.
+test-py-ci: build ## as test-py, and the long tests, and the package is built and installed
+	$(PYTEST) -m "not slow and not nightly and not ray"
 
 test-py-all: build
 	PAGEDSERVE_ALL_EXAMPLES=1 $(PYTEST) -m "not nightly and not ray"
@@ -139,14 +139,18 @@ options: build ## write the options' tables into the pages under docs, and their
 chart: ## draw the README's chart from benches/results/chart.csv
 	$(PYTHON) benches/python/chart.py
 
-lint: build ## formatting, clippy, ruff, mypy, the stub against the built module
+lint: lint-rust lint-py ## formatting, clippy, ruff, mypy, the stub against the built module
+
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+lint-py: build
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/stubtest pagedserve._core
+	$(BIN)/stubtest --mypy-config-file tools/stubtest.ini pagedserve._core
 
 fmt: $(READY) ## format all sources
 	cargo fmt --all

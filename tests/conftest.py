@@ -49,9 +49,13 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are selected by afterwards
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: one that is begun last keeps the other worker idle."""
+    """Mark long tests, and run the longest files first: one begun last keeps a worker idle."""
     seconds = durations.read()
+    for item in items:
+        if item.nodeid in seconds:
+            item.add_marker("long")
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
 
 

@@ -54,6 +54,10 @@ for backend, kernels, is_padded in ways:
 """
 
 
+# The programs of all ways are run before the first test.
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def answers(
     tmp_path_factory: pytest.TempPathFactory, tiny_config: dict[str, Any]
