@@ -126,7 +126,7 @@ def test_short_buffers_are_refused_and_none_is_written(
 
     for name, size in needed.items():
         buffers = InputBuffers(**arrays | {name: arrays[name][: size - 1]}, **group_arrays)
-        message = f"{name} has room for {size - 1} elements; step 1 needs {size}"
+        message = f"{name} has {size - 1} elements; step 1 needs {size}"
         busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
         assert is_blank()
     for name, sizes in needed_beside.items():
@@ -136,9 +136,7 @@ def test_short_buffers_are_refused_and_none_is_written(
                 short[index] = short[index][: size - 1]
                 others: Any = group_arrays | {name: short}
                 buffers = InputBuffers(**arrays, **others)
-                message = (
-                    rf"{name}\[{index}\] has room for {size - 1} elements; step 1 needs {size}"
-                )
+                message = rf"{name}\[{index}\] has {size - 1} elements; step 1 needs {size}"
                 busy.refuses(StepError, message, busy.scheduler.prepare_inputs, buffers)
                 assert is_blank()
     fitting = {name: arrays[name][:size] for name, size in needed.items()}

@@ -305,7 +305,7 @@ def test_unaligned_results_are_refused_by_name(busy: Any) -> None:
         (([3], [0, 2], [5, 6], [0]), "an output of row 3 has 2 tokens; it may have 1"),
         (
             ([0, 0], [0, 1, 2], [5, 6], [0, 0]),
-            "2 outputs of one group live on; it may go on with 1",
+            "2 outputs of one group live on; it may continue with 1",
         ),
         (([1, 1, 2, 3], [0, 1, 2, 3, 4], [5] * 4, [0] * 4), "4 outputs .* go on with 3"),
     ],
@@ -353,7 +353,7 @@ def test_a_prompt_that_can_never_run_is_refused_in_a_sentence_without_a_subject(
     scheduler = make_engine({"max_model_len": 32}, {}).scheduler
     assert scheduler.prompt_refusal(31) is None
     assert scheduler.prompt_refusal(40) == (
-        "has 40 tokens; max_model_len is 32, so at most 31 leave room for a new one"
+        "has 40 tokens; max_model_len is 32, so at most 31 leave space for a new one"
     )
     with pytest.raises(RequestError, match="num_tokens is -1"):
         scheduler.prompt_refusal(-1)

@@ -25,7 +25,7 @@ fn main() -> Result<()> {
         scheduler.add_seq_group(&Request::new(&prompt, 0.0))?;
     }
 
-    // One set of arrays serves every step: allocate them once, where the device can read them.
+    // One set of arrays serves every step: allocate them once, in memory that the device can read.
     let mut token_ids = [0; MAX_NUM_TOKENS];
     let (mut positions, mut slots) = ([0; MAX_NUM_TOKENS], [0; MAX_NUM_TOKENS]);
     let (mut query_start, mut seq_lens) = ([0; MAX_NUM_SEQS + 1], [0; MAX_NUM_SEQS]);

@@ -1,8 +1,8 @@
 //! Generational arena: storage whose keys die when the value is removed.
 //!
 //! Owns the values put into it.  Invariant:
-//! 1. A handle resolves to the value it was made for, or to nothing: a reused slot has a
-//!    newer generation, and a slot whose generations are used up is retired.
+//! 1. A handle resolves to the value it was made for, or to nothing: a reused slot has a newer
+//!    generation, and a slot whose generations are used up is retired.
 //!
 //! Costs: insert, get, remove O(1); slots are reused, so steady churn allocates nothing.
 
@@ -27,7 +27,7 @@ impl<T> Handle<T> {
         (i64::from(self.generation) << 32) | i64::from(self.index)
     }
 
-    /// The handle that [`Handle::to_bits`] gave.  Any other integer makes a handle that
+    /// The handle of an integer from [`Handle::to_bits`].  Any other integer makes a handle that
     /// resolves to nothing.
     pub fn from_bits(bits: i64) -> Self {
         let [_, _, _, _, i0, i1, i2, i3] = bits.to_be_bytes();
@@ -36,7 +36,7 @@ impl<T> Handle<T> {
     }
 }
 
-// Derives would ask the same traits of `T`, which a key does not need.
+// Derives would require the same traits of `T`, which a key does not need.
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Self {
         *self
@@ -60,7 +60,7 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
-/// Begins with a cache line, so that the fields a step reads lie on as few as they can.
+/// Aligned to a cache line, so that the fields that a step reads lie on as few lines as possible.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 struct Slot<T> {
@@ -88,7 +88,7 @@ impl<T> Default for Arena<T> {
 }
 
 impl<T> Arena<T> {
-    /// Stores `value`; its handle is new.
+    /// Stores `value` under a new handle.
     ///
     /// # Panics
     /// If 2^32 values live at once.
@@ -107,18 +107,18 @@ impl<T> Arena<T> {
         self.slots.get(handle.index as usize).filter(|slot| slot.generation == handle.generation)
     }
 
-    /// The value, unless it has left.
+    /// Returns the value, unless it was removed.
     pub(crate) fn get(&self, handle: Handle<T>) -> Option<&T> {
         self.slot(handle)?.value.as_ref()
     }
 
-    /// The value for change, unless it has left.
+    /// Returns the value for modification, unless it was removed.
     pub(crate) fn get_mut(&mut self, handle: Handle<T>) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         (slot.generation == handle.generation).then_some(slot.value.as_mut()).flatten()
     }
 
-    /// Takes the value out; the handle is dead from here on.
+    /// Removes the value; its handle is dead afterwards.
     pub(crate) fn remove(&mut self, handle: Handle<T>) -> Option<T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         if slot.generation != handle.generation {

@@ -102,7 +102,7 @@ impl Default for CacheChoices {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvKind {
-    /// Keys and values of the newest tokens, and of sink tokens at the beginning (Xiao et al.,
+    /// Keys and values of the newest tokens, and of sink tokens at the start (Xiao et al.,
     /// `StreamingLLM`, ICLR 2024).
     Window {
         /// Newest tokens that a query attends to, itself included, in the layer with the largest
@@ -122,8 +122,8 @@ pub enum KvKind {
 }
 
 impl KvKind {
-    /// The name of the kind, used in configurations and logs, and the tokens that a query attends to
-    /// at most; none for states and encoders.
+    /// The name of the kind, used in configurations and logs, and the maximum number of tokens that
+    /// a query attends to; none for states and encoders.
     pub fn named(self) -> (&'static str, Option<usize>) {
         match self {
             Self::Window { window, .. } => ("window", Some(window)),
@@ -146,7 +146,7 @@ impl KvKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvGroup {
-    /// What they keep.
+    /// What the layers keep of a sequence.
     pub kind: KvKind,
     /// Blocks of the group's pool on the device; 0 for cross attention, which has no pool.
     pub num_gpu_blocks: usize,
@@ -269,7 +269,7 @@ impl CacheConfig {
         Self { choices: CacheChoices::CLASSIC, ..Self::new(block_size, num_gpu_blocks) }
     }
 
-    /// This configuration with what `change` does to it.
+    /// Returns this configuration, changed by `change`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -471,7 +471,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// This configuration with what `change` does to it.
+    /// Returns this configuration, changed by `change`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -500,7 +500,7 @@ impl SchedulerConfig {
         fits_i32("max_loras", self.max_loras.unwrap_or(0))?;
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(Error::Config(format!(
-                "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must have room for \
+                "max_num_batched_tokens is {}, below max_num_seqs, {}; a step must be able to hold \
                  one token of every sequence",
                 self.max_num_batched_tokens, self.max_num_seqs
             )));
@@ -508,8 +508,8 @@ impl SchedulerConfig {
         Ok(())
     }
 
-    /// Largest number of blocks of its own pool that `num_seqs` running sequences use in a KV group
-    /// of `kind`: those that each keeps between steps, and those that the tokens of a step add.
+    /// Largest number of blocks that `num_seqs` running sequences use in the pool of a KV group of
+    /// `kind`: those that each keeps between steps, and those that the tokens of a step add.
     pub fn num_group_blocks(&self, kind: KvKind, num_seqs: usize, block_size: usize) -> usize {
         let (window, num_sink_tokens) = match kind {
             KvKind::Window { window, num_sink_tokens } => (window, num_sink_tokens),
@@ -518,8 +518,8 @@ impl SchedulerConfig {
             KvKind::Cross => return 0,
         };
         let num_lookahead_slots = self.num_lookahead_slots;
-        // m tokens lie in at most (m - 2) / block_size + 2 blocks; one more lets the chunks of a
-        // step be counted together, rounded down.
+        // m tokens lie in at most (m - 2) / block_size + 2 blocks; with one more block the chunks
+        // of a step can be counted together, rounded down.
         let num_kept = (window + num_lookahead_slots).saturating_sub(2) / block_size + 3;
         let num_kept = num_kept + num_sink_tokens.div_ceil(block_size);
         let longest = (self.max_model_len + num_lookahead_slots).div_ceil(block_size);

@@ -1,20 +1,20 @@
 //! The chained hash of a prefix: where to look for a cached block.
 //!
-//! Owns nothing.  The hash only finds candidates; [`crate::block::CachedBlockAllocator`]
-//! compares contents before it believes one.  Fixed for all time: no seed, no platform
-//! dependence, so that a logged run replays on any machine.
+//! Owns nothing.  The hash only finds candidates; [`crate::block::CachedBlockAllocator`] compares
+//! contents before it accepts one.  The hash never changes: no seed, no platform dependence, so
+//! that a logged run replays on any machine.
 //!
 //! Costs: about half a nanosecond a token.
 
 use crate::ids::TokenId;
 
-/// What must agree besides the tokens for keys and values to be the same: the adapter, and a
-/// salt that keeps tenants apart.
+/// Key of a prefix besides its tokens: the adapter, and a salt that separates tenants.  Blocks are
+/// shared only under an equal key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefixKey {
     /// The adapter, 0 for none.
     pub adapter: u32,
-    /// Chosen by the caller; prefixes of different salts never meet.
+    /// Salt chosen by the caller; prefixes of different salts are never equal.
     pub salt: u64,
 }
 
@@ -23,12 +23,12 @@ pub struct PrefixKey {
 pub struct PrefixHash(u64);
 
 impl PrefixHash {
-    /// The empty prefix under `key`.
+    /// The hash of the empty prefix under `key`.
     pub fn root(key: PrefixKey) -> Self {
         Self(mix(mix(0x5157_1CE5_0F1A_7E57, u64::from(key.adapter)), key.salt))
     }
 
-    /// The prefix longer by one block of `tokens`.
+    /// The hash of this prefix followed by one block of `tokens`.
     #[must_use]
     pub fn extend(self, tokens: &[TokenId]) -> Self {
         let word = |pair: &[TokenId]| {

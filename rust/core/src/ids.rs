@@ -1,8 +1,7 @@
-//! Identities: what names what.
+//! Identifiers of tokens and blocks.
 //!
-//! Owns nothing.  A [`BlockId`] is a place in one tier's pool, valid for the life of the
-//! pool; handles of sequences and groups come from [`crate::arena`] and die with what they
-//! name.
+//! Owns nothing.  A [`BlockId`] is an index into one tier's pool, valid for the life of the pool;
+//! handles of sequences and groups come from [`crate::arena`] and die with the object they name.
 
 /// A token of the vocabulary, never negative (checked where tokens enter the core); a negative
 /// one is a placeholder.
@@ -30,5 +29,5 @@ impl BlockId {
     }
 }
 
-/// A block in use and where its contents must go: (source, destination).
+/// A used block and the destination of its contents: (source, destination).
 pub type BlockPair = (BlockId, BlockId);

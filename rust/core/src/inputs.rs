@@ -14,7 +14,7 @@
 //! | `sample_rows` | S | the row of each |
 //! | `row_handles` | R | [`crate::arena::Handle::to_bits`] of the sequence |
 //! | `adapter_slots` | R, or none without `max_loras` | adapter slot of the row, -1 for the base model |
-//! | `group_tables` | of each KV group beside the first, R x [its width](SchedulerOutputs::table_widths) | its blocks, as `block_tables`, 0 where none is seen; one state each, or the blocks of the encoder |
+//! | `group_tables` | of each KV group beside the first, R x [its width](SchedulerOutputs::table_widths) | its blocks, as `block_tables`, 0 for blocks that no query sees; one state each, or the blocks of the encoder |
 //! | `group_slots` | of each KV group beside the first, T or nothing | slots of keys and values in a group with a window, as `slot_mapping` |
 //! | `cross_lens` | R, or none without encoders | tokens of the encoder's output |
 //!
@@ -113,7 +113,7 @@ impl InputBuffers<'_> {
 
 #[cold]
 fn too_short(name: &str, given: usize, needed: usize, step_id: u64) -> Error {
-    Error::Arrays(format!("{name} has room for {given} elements; step {step_id} needs {needed}"))
+    Error::Arrays(format!("{name} has {given} elements; step {step_id} needs {needed}"))
 }
 
 /// Writes the inputs of `outputs` into `buffers`.
@@ -141,7 +141,7 @@ pub(crate) fn fill(
     }
     let (mut token, mut sample, mut draft) = (0, 0, 0);
     buffers.query_start[0] = 0;
-    // Zipped, so that the bounds are asked once and not for each row.
+    // Zipped, so that the bounds are checked once and not for each row.
     let width = outputs.max_num_blocks.max(1); // 0 where there are only moves
     let starts = buffers.query_start[1..].iter_mut().zip(buffers.seq_lens.iter_mut());
     let tables = buffers.block_tables.chunks_exact_mut(width).zip(buffers.row_handles.iter_mut());
@@ -186,7 +186,7 @@ pub(crate) fn fill(
 }
 
 /// Writes the tables and slots of a row and its tokens in the KV groups beside the first.
-#[inline(never)] // what few models need stays out of the way of the rest
+#[inline(never)] // few models need it: kept out of the common path
 fn fill_groups(
     tables: &mut [&mut [i32]],
     slots: &mut [&mut [i64]],
@@ -208,7 +208,7 @@ fn fill_groups(
     }
 }
 
-/// Writes the blocks of a table, 0 where none is seen.
+/// Writes the blocks of a table, 0 for those that no query sees.
 fn fill_span(mut entries: &mut [i32], table: &SpanTable) {
     let mut written = 0;
     for (first, blocks) in table.runs() {
@@ -233,7 +233,7 @@ struct Slots<F> {
 }
 
 impl<F: Fn(usize) -> BlockId> Slots<F> {
-    /// Those after `num_tokens` tokens, whose block is mapped.
+    /// The slots after `num_tokens` tokens, whose block is mapped.
     fn after(num_tokens: usize, block_size: usize, block: F) -> Self {
         let (index, offset) = (num_tokens / block_size, num_tokens % block_size);
         let first = block(index).index() * block_size;

@@ -56,8 +56,8 @@
 //!
 //! `examples/loop.rs` is a whole loop.
 //!
-//! Layers, lower never names higher: `ids, error, config, hash, arena`, `lookup`, `block`, `table`,
-//! `sequence`, `space`, `scheduler` with its data `outputs` and `inputs`.
+//! Layers, of which no lower one names a higher one: `ids, error, config, hash, arena`, `lookup`,
+//! `block`, `table`, `sequence`, `space`, `scheduler` with its data `outputs` and `inputs`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

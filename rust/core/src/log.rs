@@ -11,9 +11,9 @@
 //!  "ignored":[],"refused":[[4294967298,"no_blocks"]],"free":[3,0]}
 //! ```
 //!
-//! `moves` counts the moves of the first KV group: out, in, copied.  Where there is something to
-//! move or to load, `"group_moves":[[0,0,1]]`, the counts of the other KV groups, and
-//! `"adapters_to_load":[[3,0]]`, adapter and slot, follow.
+//! `moves` counts the moves of the first KV group: out, in, copied.  A step with moves of other KV
+//! groups has `"group_moves":[[0,0,1]]`, their counts, and one with adapters to load
+//! `"adapters_to_load":[[3,0]]`, adapter and slot.
 //!
 //! `update` is written as its tokens and the indices of the outputs that finish; parent rows
 //! and token starts follow where they are not one output a sampled row.  A step that
@@ -21,7 +21,7 @@
 //! `["resolve_tokens",7,[412,9]]`.  Equal configurations and events lead to equal decisions,
 //! handles included.
 //!
-//! Invariant: a line is whole or missing: each is written in one call.
+//! Invariant: a line is complete or missing, since each is written in one call.
 //!
 //! Costs: about 5 ns a token or number and one write a step.  An error of the writer ends the
 //! log, never the scheduler.
@@ -44,7 +44,7 @@ pub struct DecisionLog<W: Write> {
     error: Option<io::Error>,
 }
 
-/// A JSON line in the making.
+/// A JSON line that is being built.
 #[derive(Debug, Default)]
 struct Line(String);
 
@@ -122,7 +122,7 @@ impl<W: Write> DecisionLog<W> {
         log
     }
 
-    /// Notes a request that was added as `group`.
+    /// Records a request that was added as `group`.
     pub fn add(&mut self, group: GroupHandle, request: &Request<'_>) {
         let line = self.line.event();
         line.text("[\"add\",{\"group\":").number(group.to_bits());
@@ -147,17 +147,17 @@ impl<W: Write> DecisionLog<W> {
         line.text("}]");
     }
 
-    /// Notes an abort that found its group.
+    /// Records an abort that found its group.
     pub fn abort(&mut self, group: GroupHandle) {
         self.line.event().text("[\"abort\",").number(group.to_bits()).text("]");
     }
 
-    /// Notes that the cached prefixes were forgotten.
+    /// Records that the cached prefixes were dropped.
     pub fn reset_prefix_cache(&mut self) {
         self.line.event().text("[\"reset_prefix_cache\"]");
     }
 
-    /// Notes the results of the step `outputs`.
+    /// Records the results of the step `outputs`.
     pub fn update(&mut self, outputs: &SchedulerOutputs, results: &SampledOutputs<'_>) {
         let sampled = (0i32..).zip(&outputs.rows).filter(|(_, row)| row.is_sampled);
         let one_each = sampled.map(|(index, _)| index).eq(results.parent_rows.iter().copied())
@@ -185,7 +185,7 @@ impl<W: Write> DecisionLog<W> {
         line.text(",").numbers(tokens.iter().copied()).text("]");
     }
 
-    /// Notes that a step was abandoned.
+    /// Records that a step was abandoned.
     pub fn abandon(&mut self, step_id: u64) {
         self.line.event().text("[\"abandon\",").number(step_id).text("]");
     }

@@ -22,25 +22,25 @@ use crate::ids::TokenId;
 
 /// Separator of sequences; no token of a vocabulary.
 const SEPARATOR: TokenId = -1;
-/// Places that a question looks at, newest first.
+/// Maximum number of positions that a proposal compares, newest first.
 const MAX_PLACES: usize = 32;
 
-/// Texts in which ends are looked up.
+/// Sequences in which the end of a sequence is looked up.
 #[derive(Clone, Debug)]
 pub struct TokenLookup {
     min_match: usize,
     max_match: usize,
     max_tokens: usize,
     tokens: Vec<TokenId>,
-    /// Of each number of tokens, the place before it where the run that ends there ended too.
+    /// For each position, the newest one before it where the same run of tokens ended, or 0.
     previous: Vec<u32>,
-    /// The newest place of each run of `min_match` tokens, by its hash.
+    /// Newest position of each run of `min_match` tokens, by its hash.
     newest: HashTable<u32>,
 }
 
 impl TokenLookup {
-    /// Creates an empty lookup.  A match has `min_match` tokens at least, at least 1, and of longer
-    /// ones `max_match` are compared; beyond `max_tokens` tokens the older half is forgotten.
+    /// Creates an empty lookup.  A match has at least `min_match` tokens (at least 1), of which at
+    /// most `max_match` are compared; beyond `max_tokens` tokens the older half is dropped.
     pub fn new(min_match: usize, max_match: usize, max_tokens: usize) -> Self {
         Self {
             min_match: min_match.max(1),
@@ -52,12 +52,12 @@ impl TokenLookup {
         }
     }
 
-    /// Tokens that are kept.
+    /// Number of tokens kept.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there are none.
+    /// Whether no tokens are kept.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -101,7 +101,7 @@ impl TokenLookup {
     }
 
     /// Returns at most `most` tokens that followed the longest match of the newest sequence's end,
-    /// the newest of several.  The tokens from the match to the end are assumed to repeat.
+    /// the newest of equals.  The tokens from the match to the end are assumed to repeat.
     pub fn propose(&self, most: usize) -> Vec<TokenId> {
         let newest = self.previous[self.tokens.len()];
         Self::up_to_separator(self.best_match(&self.tokens, newest).iter().cycle(), most)
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(lookup.propose_for(&[8, 9], 1), [10]);
     }
 
-    /// The same by a scan of everything.
+    /// The same proposal by a scan of all tokens.
     fn by_scan(
         tokens: &[TokenId],
         min_match: usize,

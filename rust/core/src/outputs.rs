@@ -99,7 +99,7 @@ pub enum PromptRefusal {
         /// Tokens of a sequence.
         max_model_len: usize,
     },
-    /// Without chunks a prompt is computed in one step.
+    /// Without chunked prefill the prompt is computed in one step, and exceeds it.
     ExceedsStep {
         /// Tokens of the prompt.
         num_tokens: usize,
@@ -127,7 +127,7 @@ impl fmt::Display for PromptRefusal {
             Self::FillsModel { num_tokens, max_model_len } => write!(
                 f,
                 "has {num_tokens} tokens; max_model_len is {max_model_len}, so at most {} leave \
-                 room for a new one",
+                 space for a new one",
                 max_model_len - 1
             ),
             Self::ExceedsStep { num_tokens, max_num_batched_tokens } => write!(
@@ -222,13 +222,13 @@ pub struct SchedulerOutputs {
     pub rows: Vec<Row>,
     /// Leading entries of `scheduled_seq_groups` that are prefills.
     pub num_prefill_groups: usize,
-    /// Leading entries of `rows` that belong to them.
+    /// Leading entries of `rows` that belong to prefill groups.
     pub num_prefill_rows: usize,
     /// Tokens of the prefill groups.
     pub num_prefill_tokens: usize,
     /// Tokens of all rows, draft tokens included.
     pub num_batched_tokens: usize,
-    /// Rows whose next token is sampled, and draft tokens.
+    /// Number of samples: rows whose next token is sampled, and draft tokens.
     pub num_samples: usize,
     /// Draft tokens added by [`propose`](crate::scheduler::Scheduler::propose), in order of rows.
     pub drafts: Vec<TokenId>,
@@ -237,7 +237,7 @@ pub struct SchedulerOutputs {
     /// Entries of the longest table of a row in each KV group beside the first.
     pub table_widths: Vec<usize>,
     /// Blocks to move in the pool of each KV group, the first group's first.  A group without a
-    /// pool of its own moves in the first, and its entry is empty.
+    /// separate pool moves in the first, and its entry is empty.
     pub moves: Vec<Moves>,
     /// (adapter, slot) pairs; the previous content of the slot is no longer needed.
     pub adapters_to_load: Vec<(u32, i32)>,
@@ -274,7 +274,7 @@ impl SchedulerOutputs {
         left.map(|(group, _)| (*group, false)).chain(returned)
     }
 
-    /// Nothing yet, in `num_groups` KV groups.
+    /// Creates empty outputs for `num_groups` KV groups.
     pub(crate) fn new(num_groups: usize) -> Self {
         Self { moves: vec![Moves::default(); num_groups], ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Adapter slots: who has one, what is loaded into them and when.
+//! Adapter slots: which adapters have one, what is loaded into them and when.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -21,7 +21,7 @@ fn add(scheduler: &mut Scheduler, adapter: u32) -> GroupHandle {
     scheduler.add_seq_group(&request).unwrap().0
 }
 
-/// A step in which every sampled row ends if `finish`: what was loaded, and the slot of each row.
+/// A step in which every sampled row ends if `finish`: its loads, and the slot of each row.
 fn step(scheduler: &mut Scheduler, finish: bool) -> (Vec<(u32, i32)>, Vec<i32>) {
     let outputs = scheduler.schedule(0.0).unwrap();
     let step_id = outputs.step_id;
@@ -55,13 +55,13 @@ fn an_adapter_stays_in_its_slot_until_another_needs_it() {
         step(&mut scheduler, true);
     }
     add(&mut scheduler, 1);
-    assert_eq!(step(&mut scheduler, true), (vec![], vec![0]), "nobody needed its slot");
+    assert_eq!(step(&mut scheduler, true), (vec![], vec![0]), "no other adapter needed its slot");
     add(&mut scheduler, 3);
     assert_eq!(step(&mut scheduler, true), (vec![(3, 1)], vec![1]), "2 ran longest ago");
     add(&mut scheduler, 1);
     add(&mut scheduler, 2);
     let (loads, slots) = step(&mut scheduler, true);
-    assert_eq!((loads, slots), (vec![(2, 1)], vec![0, 1]), "1 runs, so the slot of 3 goes");
+    assert_eq!((loads, slots), (vec![(2, 1)], vec![0, 1]), "1 runs, so 3 loses its slot");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn the_loads_of_an_abandoned_step_come_again() {
     let step_id = outputs.step_id;
     scheduler.abandon(step_id).unwrap();
     assert_eq!(step(&mut scheduler, false), (vec![(2, 1)], vec![1]));
-    assert_eq!(step(&mut scheduler, false), (vec![], vec![0, 1]), "1 was there all the time");
+    assert_eq!(step(&mut scheduler, false), (vec![], vec![0, 1]), "1 kept its slot");
 }
 
 #[test]
@@ -132,7 +132,7 @@ struct Client {
     group: GroupHandle,
     adapter: u32,
     num_tokens_left: usize,
-    /// Steps, counted from 1: when it came, and when it first ran.
+    /// Steps, counted from 1: when it arrived, and when it first ran.
     came: usize,
     ran: Option<usize>,
 }
@@ -148,7 +148,7 @@ impl Load {
         self.clients.push(Client { group, adapter, num_tokens_left, came, ran: None });
     }
 
-    /// Whether one of the living is so.
+    /// Whether a live request meets a condition.
     fn has(&self, is_so: impl Fn(&Client) -> bool) -> bool {
         self.clients.iter().any(|client| client.num_tokens_left > 0 && is_so(client))
     }
@@ -176,8 +176,8 @@ impl Load {
     }
 }
 
-/// The adapters in the order of admission, where 1 and 2 have the slots, always two requests each,
-/// and 3 comes in between.
+/// The adapters in the order of admission, where 1 and 2 have the slots, always with two requests
+/// each, and 3 arrives in between.
 fn admissions(drain_adapters: bool) -> Vec<u32> {
     let limits = Limits::with(|_, scheduler| {
         scheduler.enable_chunked_prefill = true;
@@ -199,11 +199,11 @@ fn admissions(drain_adapters: bool) -> Vec<u32> {
 #[test]
 fn an_adapter_that_is_always_wanted_gives_up_its_slot_after_a_batch() {
     let admitted = admissions(true);
-    // 3 comes behind the first five, is passed by five more, and then by those of 2 alone until the
-    // last of 1 has ended.
+    // 3 arrives after the first five, is passed by five more, and then by those of 2 alone until
+    // the last of 1 has ended.
     assert_eq!(admitted[..13], [1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 3, 2]);
     assert!(admitted[13..].contains(&1), "1 gets its turn again");
-    assert!(!admissions(false).contains(&3), "else 3 waits for ever");
+    assert!(!admissions(false).contains(&3), "otherwise 3 waits indefinitely");
 }
 
 #[test]
@@ -221,8 +221,8 @@ fn a_step_looks_no_further_than_a_batch_behind_who_waits_for_a_slot() {
 proptest! {
     #![proptest_config(Config { cases: 48, ..Config::default() })]
 
-    /// As many adapters as there are slots are wanted all the time: before the last request of one
-    /// ends the next has come.  Whoever else comes gets a slot all the same, after at most a batch
+    /// As many adapters as there are slots are in use all the time: the next request of one arrives
+    /// before the last one ends.  Any other adapter gets a slot all the same, after at most a batch
     /// of admissions and the length of a request for each adapter.
     #[test]
     fn no_adapter_starves(

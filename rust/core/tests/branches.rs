@@ -19,8 +19,8 @@ fn add(scheduler: &mut Scheduler, prompt: &[i32], branches: &[Vec<i32>]) -> Grou
     scheduler.add_seq_group(&request).unwrap().0
 }
 
-/// Runs steps until the open requests have ended; the computed tokens of each step, and how many
-/// rows it sampled.
+/// Runs steps until the open requests have ended; returns the computed tokens and the number of
+/// sampled rows of each step.
 fn run(scheduler: &mut Scheduler) -> Vec<(usize, usize)> {
     let mut steps = Vec::new();
     while !scheduler.queues().is_empty() {
@@ -86,8 +86,8 @@ fn more_branches_than_sequences_are_refused() {
 }
 
 proptest! {
-    /// Whatever the budget and the company: all branches are sampled in one step, and without a
-    /// cache every token is computed once, but for those of full blocks that an earlier branch has.
+    /// For any budget and any other requests: all branches are sampled in one step, and without a
+    /// cache every token is computed once, except those of full blocks that an earlier branch has.
     #[test]
     fn all_branches_are_sampled_in_one_step(
         requests in prop::collection::vec(

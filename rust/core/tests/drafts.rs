@@ -1,4 +1,4 @@
-//! Drafts: what the model is given for them, what becomes of right and wrong ones, and what is refused.
+//! Drafts: their model inputs, the effects of accepted and rejected ones, and refusals.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -174,7 +174,7 @@ fn a_prefill_has_no_drafts_and_a_fork_is_one_row_more() {
 
 #[test]
 fn a_row_that_runs_ahead_leaves_its_sibling_the_blocks_that_it_sees() {
-    // The ring of the first comes round to the block of their first token while the second sees it.
+    // The first sequence's ring wraps to the block of their first token, which the second sees.
     let limits = Limits::with(|cache, scheduler| {
         (cache.block_size, cache.sliding_window) = (1, Some(11));
         scheduler.num_lookahead_slots = 2;

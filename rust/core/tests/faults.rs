@@ -1,4 +1,4 @@
-//! The faults of the classic engine, one test each, that fails where the fault is.
+//! The faults of the classic engine: one test each, which fails if the engine has the fault.
 //!
 //! Numbers `f1` to `f15` are those of docs/faults.md, "observed"; `u2` to `u25` those of "what
 //! users suffer from".  The recorded scenarios in which vLLM 0.6.2 shows them are run from
@@ -322,7 +322,7 @@ fn f13_u6_a_head_that_does_not_fit_is_passed_but_not_for_ever() {
     assert_eq!(scheduler.outputs().refused, [(big, Refusal::NoBlocks)]);
     assert_eq!(scheduler.queues().waiting[0], big, "it keeps its place");
     step(&mut scheduler, 1);
-    assert_eq!(scheduler.queues().waiting.len(), 3, "nobody passes it any more");
+    assert_eq!(scheduler.queues().waiting.len(), 3, "no group passes it any more");
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn f13_a_swapped_group_does_not_stop_all_admission() {
     step(&mut scheduler, 1);
     assert_eq!(scheduled(&scheduler)[0], first);
     step(&mut scheduler, 1);
-    assert!(!scheduled(&scheduler).contains(&second), "only so many times");
+    assert!(!scheduled(&scheduler).contains(&second), "only a limited number of times");
 }
 
 #[test]
@@ -417,18 +417,18 @@ fn u4_u24_a_chunked_prompt_is_admitted_whole_and_preemption_does_not_flap() {
     let (long, _) = add(&mut scheduler, 0, 40);
     for _ in 0..10 {
         step(&mut scheduler, 1);
-        assert!(!scheduled(&scheduler).contains(&long), "10 blocks for it are not there");
+        assert!(!scheduled(&scheduler).contains(&long), "its 10 blocks are not free");
     }
     assert_eq!(
         scheduler.stats().num_recompute_preemptions,
         0,
-        "nobody is admitted to be preempted"
+        "no group is admitted to be preempted"
     );
     scheduler.abort(old);
     for _ in 0..5 {
         step(&mut scheduler, 1);
     }
-    assert!(len_of(&scheduler, long) > 40, "with room it runs at full speed at once");
+    assert!(len_of(&scheduler, long) > 40, "with free blocks it runs at full speed at once");
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn prefixes_are_not_shared_between_requests_whose_encoders_may_differ() {
         step(scheduler, 1);
         scheduler.group_stats(group).unwrap().num_cached_tokens
     };
-    assert_eq!(cached_of(&mut scheduler, 7), 0, "nobody had it before");
+    assert_eq!(cached_of(&mut scheduler, 7), 0, "no request had it before");
     assert_eq!(cached_of(&mut scheduler, 7), 12, "the same encoder's input");
     assert_eq!(cached_of(&mut scheduler, 8), 0, "another one");
     let mut without = Limits::with(|cache, _| cache.groups = vec![KvGroup::cross()]).scheduler();

@@ -1,5 +1,5 @@
-//! A fuzz target on what comes from outside: requests and step results of any kind are an error
-//! and change nothing, or are taken and keep every invariant.  Never a panic.
+//! Fuzz target for external input: requests and step results of any kind either return an error and
+//! change nothing, or are accepted and keep every invariant.  They never panic.
 //!
 //! `PAGEDSERVE_FUZZ_CASES` sets the number of cases (default 3,000).
 
@@ -134,7 +134,7 @@ fn hostile_arguments_are_an_error_or_harmless() {
         for arguments in &attacks {
             attack(&mut scheduler, arguments);
         }
-        // Still usable: what is open is ended, and a step goes through.
+        // Still usable: the open step is ended, and another step succeeds.
         let open = scheduler.outputs().step_id;
         let outputs = one_each(&scheduler, 1);
         let _ = update(&mut scheduler, open, &outputs).is_err() && scheduler.abandon(open).is_err();

@@ -1,5 +1,5 @@
-//! Whole scheduler lives made of random operations, the whole-state checker after each, and
-//! the contents of the blocks followed by a model that knows nothing but the moves.
+//! Whole scheduler lives made of random operations, with the whole-state checker after each, and a
+//! model that follows the contents of the blocks by the moves alone.
 //!
 //! `PAGEDSERVE_PROPTEST_OPS` sets the number of operations (default 250,000).
 
@@ -34,18 +34,18 @@ enum Op {
     Abort(prop::sample::Index),
     /// A step; per sampled row how many outputs it gets, which of them end, and their seed.
     Step(Vec<(u8, u8)>, i32),
-    /// A step whose decode rows have drafts: per row how many and how many of them are right, the seed of
-    /// all tokens, and how it goes on.
+    /// A step whose decode rows have drafts: per row the number of drafts and of right ones, the
+    /// seed of all tokens, and how the step ends.
     Draft(Vec<(usize, usize)>, i32, DraftEnd),
-    /// A step that fails while it runs, after how much of its work.
+    /// A step that fails while it runs, before or after its work.
     Fail(bool),
     /// A group aborted while the step runs.
     AbortInStep(prop::sample::Index),
-    /// Steps ended before their tokens are known, as many as there are seeds; the last of a sequence
-    /// now and then, by a number a sample.
+    /// Steps ended before their tokens are known, one per seed; sequences end now and then, by a
+    /// number per sample.
     Async(Vec<i32>, Vec<u8>),
-    /// A step ended before its tokens are known that fails, before or after its work, and after how
-    /// much of the next.
+    /// A step ended before its tokens are known that fails, before or after its work, and how much
+    /// of the next step was done.
     FailAsync(bool, Failure),
 }
 
@@ -105,7 +105,7 @@ struct Life {
     /// The adapter in each adapter slot, and the step that loaded it.
     adapters: BTreeMap<i32, (u32, u64)>,
     groups: Vec<GroupHandle>,
-    /// What the samples of the unresolved step are, though the scheduler does not know yet.
+    /// Samples of the unresolved step, which the scheduler does not know yet.
     sampled: Vec<i32>,
     num_ops: usize,
 }
@@ -175,7 +175,7 @@ impl Life {
         self.scheduler.check().unwrap();
     }
 
-    /// A step of the device, ended before its tokens are known if it may be: its id, and the groups of its samples.
+    /// Runs a step, ended before its tokens are known if possible; its id, and its samples' groups.
     fn end_async(&mut self, seed: i32) -> Option<(u64, Vec<GroupHandle>)> {
         let outputs = self.scheduler.outputs();
         let step_id = outputs.step_id;
@@ -242,14 +242,14 @@ impl Life {
         self.sampled.clear();
     }
 
-    /// Gives up the steps from `step_id` on.
+    /// Abandons the steps from `step_id` on.
     fn abandon(&mut self, step_id: u64) {
         self.forget_loads();
         self.scheduler.abandon(step_id).unwrap();
         self.adapters.retain(|_, (_, loaded_in)| *loaded_in < step_id);
     }
 
-    /// Nobody knows what lies in the slots that a step loads which is given up before it ran.
+    /// Forgets the slots that a step loads which was abandoned before it ran: they hold anything.
     fn forget_loads(&mut self) {
         for (_, slot) in &self.scheduler.outputs().adapters_to_load {
             self.adapters.remove(slot);
@@ -336,8 +336,8 @@ impl Life {
         update(&mut self.scheduler, step_id, &outputs).unwrap();
     }
 
-    /// Outputs for the sampled rows: most go on alone, some fork, end or are dropped, and no
-    /// group gets wider than it asked for.
+    /// Outputs for the sampled rows: most continue alone, some fork, end or are dropped, and no
+    /// group exceeds its number of sequences.
     fn branch(&self, fates: &[(u8, u8)], seed: i32) -> Vec<Output> {
         let mut outputs = Vec::new();
         let mut alive: BTreeMap<i64, usize> = BTreeMap::new();
@@ -367,7 +367,7 @@ impl Life {
         outputs
     }
 
-    /// Does what a worker does, on hashes for keys: the moves in order, then the writes; and
+    /// Does what a worker does, on hashes instead of keys: the moves in order, then the writes; and
     /// checks that every row then sees exactly its own history.
     fn execute(&mut self) {
         let outputs = self.scheduler.outputs().clone();
@@ -427,7 +427,7 @@ impl Life {
         outputs.drafts[before..before + outputs.rows[row].num_drafts].to_vec()
     }
 
-    /// Keys of the history up to each position, under the adapter of the row; drafts are part of it.
+    /// Keys of the history up to each position, drafts included, under the adapter of the row.
     fn keys(&self, row: usize) -> Vec<u64> {
         let seq = self.scheduler.sequence(self.scheduler.outputs().rows[row].seq).unwrap();
         let adapter = self.adapter(row);
@@ -461,8 +461,8 @@ impl Life {
         for index in query {
             let position = usize::try_from(arrays.positions[index]).unwrap();
             assert_eq!(arrays.token_ids[index], tokens[position]);
-            // A slot that is not written holds the key already, or another row of this step
-            // writes it: `attend` looks.
+            // A slot that is not written holds the key already, or another row of this step writes
+            // it: `attend` checks that.
             if arrays.slot_mapping[index] >= 0 {
                 let slot = usize::try_from(arrays.slot_mapping[index]).unwrap();
                 assert_eq!(slot, self.slot(arrays, row, position));
@@ -473,7 +473,7 @@ impl Life {
         self.grow_into_lookahead(arrays, row);
     }
 
-    /// Slots for the lookahead are there, and nobody else's.
+    /// Writes to the lookahead slots of a row, and asserts that no other row sees them.
     fn grow_into_lookahead(&mut self, arrays: &Arrays, row: usize) {
         let outputs = self.scheduler.outputs();
         if row < outputs.num_prefill_rows {
@@ -483,7 +483,7 @@ impl Life {
         let num_free = outputs.num_lookahead_slots - outputs.rows[row].num_drafts;
         for position in num_keys..num_keys + num_free {
             let slot = self.slot(arrays, row, position);
-            self.device.insert(slot, u64::MAX); // a guess of this row's own
+            self.device.insert(slot, u64::MAX); // a draft of this row
             let others = (0..row).filter(|other| *other != row);
             for other in others {
                 let end = at(arrays.seq_lens[other]);
@@ -509,7 +509,7 @@ impl Life {
         kinds.filter(|(_, kind)| *kind == KvKind::Cross).flat_map(of_group).collect()
     }
 
-    /// What a row writes there: the request and the place.
+    /// The key that a row writes there, of the request and the place.
     fn encoder_key(&self, row: usize, place: usize) -> u64 {
         let seq = self.scheduler.outputs().rows[row].seq;
         let group = self.scheduler.sequence(seq).unwrap().group();
@@ -546,7 +546,7 @@ impl Life {
     }
 }
 
-/// Runs what is left to its end: every request finishes or is ended with a reason.
+/// Runs the remaining requests to their end: each finishes or is ended with a reason.
 fn drain(life: &mut Life) {
     let bound = 4000;
     for _ in 0..bound {

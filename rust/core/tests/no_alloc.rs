@@ -15,7 +15,7 @@ use pagedserve_core::scheduler::SampledOutputs;
 struct Counting;
 
 thread_local! {
-    // The harness allocates too, in a thread of its own.
+    // The harness allocates too, in a separate thread.
     static NUM_ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 

@@ -1,4 +1,4 @@
-//! What a user of the scheduler notices: order, limits, preemption, ends with a reason.
+//! Behaviour that a user of the scheduler sees: order, limits, preemption, ends with a reason.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -315,7 +315,7 @@ fn results_that_do_not_belong_to_the_step_are_refused_and_change_nothing() {
         ("must not decrease", vec![good(1, 1, true), good(0, 1, false)]),
         ("names row 2", vec![good(2, 1, false)]),
         ("ids are at least 0", vec![good(0, -1, false)]),
-        ("may go on with 1", vec![good(0, 1, false), good(0, 2, false)]),
+        ("may continue with 1", vec![good(0, 1, false), good(0, 2, false)]),
         ("beyond max_model_len", vec![good(0, 1, false), good(1, 2, false)]),
     ];
     let before = format!("{scheduler:?}");
@@ -470,7 +470,7 @@ fn a_refusal_of_a_prompt_says_what_it_has_and_what_is_accepted() {
     );
     assert_eq!(
         text(40).unwrap(),
-        "has 40 tokens; max_model_len is 40, so at most 39 leave room for a new one"
+        "has 40 tokens; max_model_len is 40, so at most 39 leave space for a new one"
     );
 }
 
@@ -502,7 +502,7 @@ fn whoever_ends_a_group_is_told_what_it_had_been_through() {
     let updated = scheduler.update(step_id, results).unwrap();
     assert_eq!(updated.ended, [(group, cached)]);
     assert!(scheduler.group_stats(group).is_err());
-    // Aborted, after its step was given up.
+    // Aborted, after its step was abandoned.
     let (group, _) = add(&mut scheduler, 100, 5);
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
     scheduler

@@ -1,4 +1,4 @@
-//! State slots: who has one, what is copied and moved, and what a sequence computes of its own.
+//! State slots: which sequences have one, what is copied and moved, and what a sequence computes.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -74,7 +74,7 @@ fn a_child_takes_over_the_slot_of_a_parent_that_ended() {
     assert_eq!((outputs.moves[1].copy.len(), slots), (0, vec![0]));
 }
 
-/// Two groups outgrow the blocks; the younger, three sequences, gives way with its shared state.
+/// Two groups outgrow the blocks; the younger, three sequences, is preempted with its shared state.
 fn crowded(num_cpu_state_slots: usize) -> (Limits, Scheduler) {
     let mut limits = with_states(num_cpu_state_slots);
     limits.cache.num_gpu_blocks = 6;

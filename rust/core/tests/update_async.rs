@@ -1,5 +1,5 @@
-//! Steps that end before their tokens are known: the same decisions as with the tokens at once, nothing
-//! lost when one fails, and nothing cached under tokens that nobody knows.
+//! Steps that end before their tokens are known: the same decisions as with the tokens at once,
+//! nothing lost when one fails, and nothing cached under unknown tokens.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -33,7 +33,7 @@ fn overlap(scheduler: &mut Scheduler, step_id: u64, tokens: &[i32]) -> u64 {
 
 #[test]
 fn steps_that_overlap_decide_and_end_as_steps_that_do_not() {
-    // So few blocks that groups are preempted and come back.
+    // So few blocks that groups are preempted and resumed.
     for mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
         let limits = Limits::with(|cache, scheduler| {
             (cache.num_gpu_blocks, cache.num_cpu_blocks) = (12, 12);
@@ -69,7 +69,7 @@ fn a_sequence_that_ends_with_its_token_is_gone_after_the_step_that_ran_it_once_m
     let second = overlap(&mut scheduler, first, &[1, 2]);
     assert!(scheduler.abort(ending).is_some());
     assert_eq!(scheduler.outputs().rows.len(), 2, "the device may be at work on its blocks");
-    // Of the two tokens that come out of it the first is nobody's.
+    // The first of the two tokens that it samples belongs to no sequence.
     let third = overlap(&mut scheduler, second, &[3, 4]);
     assert_eq!(scheduler.outputs().rows.len(), 1);
     assert!(scheduler.store().find_group(ending).is_err());
@@ -180,8 +180,8 @@ fn a_block_is_cached_under_its_tokens_once_they_are_known_and_never_before() {
     }
 }
 
-/// Where prompts share a block that they fill in part, one who goes on in a block that another has
-/// left full writes over its end: what a step that failed was to write there is not known.
+/// Prompts share a partly filled block, and one continues in a block that another has filled: it
+/// overwrites the end, so what a failed step was to write there is not known.
 #[test]
 fn a_block_that_is_found_by_its_beginning_is_not_known_to_its_end() {
     let limits = Limits::with(|cache, scheduler| {

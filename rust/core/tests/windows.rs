@@ -35,7 +35,7 @@ fn num_window_blocks(scheduler: &Scheduler, seq: SeqHandle) -> usize {
     scheduler.sequence(seq).unwrap().tables[0].blocks().len()
 }
 
-/// One step, every sampled row going on; the window blocks of `seq` while it runs and after.
+/// Runs a step and continues every sampled row; window blocks of `seq` while it runs and after.
 fn step(scheduler: &mut Scheduler, seq: SeqHandle) -> (usize, usize) {
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
     let in_step = num_window_blocks(scheduler, seq);
@@ -72,8 +72,8 @@ fn a_long_prompt_in_chunks_never_has_more_than_its_window_and_a_chunk() {
     }
 }
 
-/// Runs a prompt of 50 tokens in chunks and on to 100, in blocks of 4; after each step the blocks of
-/// the group are those with a token that the next query sees.
+/// Runs a prompt of 50 tokens in chunks and continues to 100, in blocks of 4; after each step the
+/// blocks of the group are those with a token that the next query sees.
 fn assert_keeps_what_is_seen(group: KvGroup, sees: impl Fn(usize, usize) -> bool) {
     let limits = with_group(group, |cache, scheduler| {
         *cache = CacheConfig::new(4, 60);
@@ -234,7 +234,7 @@ fn with_prefixes() -> Scheduler {
     limits.scheduler()
 }
 
-/// Runs a prompt to its first token and ends it; how many of its tokens were not computed.
+/// Runs a prompt to its first token and ends it; returns how many tokens were not computed.
 fn num_found(scheduler: &mut Scheduler, first: i32, len: usize) -> usize {
     let (group, seq) = add(scheduler, first, len);
     let step_id = scheduler.schedule(0.0).unwrap().step_id;
@@ -264,8 +264,8 @@ fn a_prefix_counts_where_its_window_is_known() {
 fn a_window_that_is_gone_costs_the_tokens_up_to_one_that_is_there() {
     let mut scheduler = with_prefixes();
     assert_eq!(num_found(&mut scheduler, 1, 40), 0);
-    // 10 window blocks of it, and 30 of others: 8 more than the 32 that there are.  All 40 blocks of
-    // the layers that see everything stay, and the window blocks of the prompt's beginning.
+    // 10 window blocks of it, and 30 of others: 8 more than the 32 that exist.  All 40 blocks of
+    // the layers that see everything stay, and the window blocks of the prompt's start.
     for first in [1000, 2000] {
         assert_eq!(num_found(&mut scheduler, first, 60), 0);
     }

@@ -58,7 +58,7 @@ impl Prefix {
 /// State of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meta {
-    /// Under which the block is registered, and the identity of what is before it.
+    /// Prefix under which the block is registered, and the identity of the contents before it.
     registered: Option<Registered>,
     /// Tokens of the prefix that ends with this block, whether registered or not.
     num_prefix_tokens: usize,
@@ -196,8 +196,8 @@ impl CachedBlockAllocator {
         self.metas[block.index()].origin
     }
 
-    /// Takes a freed block back whose contents are still those of `stamped`.  Not one that
-    /// was computed since: moving contents there would undo that.
+    /// Reacquires a freed block whose contents are still those of `stamped`.  A block that was
+    /// computed since is left out: moving contents there would undo that.
     pub(crate) fn retake(&mut self, stamped: (BlockId, u64)) -> Option<BlockId> {
         let (block, stamp) = stamped;
         let meta = &self.metas[block.index()];
@@ -359,8 +359,8 @@ mod tests {
         Prefix::root(PrefixKey::default())
     }
 
-    /// A collision of hashes cannot be made to order, so the contents are changed behind the
-    /// hash: the hash agrees, and still there is no hit.
+    /// No two inputs of equal hash are known, so the test changes the contents and keeps the hash:
+    /// the hash agrees, and there is no hit.
     #[test]
     fn f15_a_hit_agrees_in_every_token_and_not_only_in_the_hash() {
         let mut allocator = CachedBlockAllocator::new(4, 2, false);
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(allocator.find(root(), &[5, 6]), Some(block));
         allocator.tokens[block.index() * 2] = 7;
         assert_eq!(allocator.find(root(), &[5, 6]), None);
-        // The same for what comes before: equal hashes, another identity.
+        // The same for the contents before the block: equal hashes, another identity.
         let child = allocator.allocate(4).unwrap();
         allocator.register(child, prefix, &[1, 2]);
         let impostor = Prefix { last: Contents::Registered(99), ..prefix };
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// What the dull model knows of a block: its holders and the prefix it is found by.
+    /// The naive model of the blocks: the number of holders of each, and the prefix that finds it.
     type Model = Vec<(usize, Option<Vec<TokenId>>)>;
 
     proptest! {
@@ -431,7 +431,7 @@ mod tests {
                         model[block].0 -= 1;
                     }
                     _ => {
-                        // Walk the prefix [t, t, t, t, ...]; take what is known, register more.
+                        // Walk the prefix [t, t, t, t, ...]; take the known blocks, register more.
                         let (mut prefix, mut whole) = (root(), Vec::new());
                         for _ in 0..=usize::from(op) {
                             whole.extend([token, token]);
@@ -445,7 +445,7 @@ mod tests {
                             } else if let Some(block) = allocator.allocate(whole.len()) {
                                 prop_assert_eq!(model[block.index()].0, 0);
                                 prefix = allocator.register(block, prefix, &[token, token]);
-                                // Contents known under an evicted parent are out of reach.
+                                // Contents known under an evicted parent can no longer be found.
                                 for (_, prefix) in &mut model {
                                     if prefix.as_ref() == Some(&whole) {
                                         *prefix = None;

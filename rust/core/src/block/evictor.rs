@@ -91,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// The dull model: a list in order of arrival, searched from end to end.
+        /// The naive model: a list in order of arrival, searched from end to end.
         #[test]
         fn the_order_is_that_of_a_list_searched_from_end_to_end(ops in prop::collection::vec(op(), 1..200)) {
             let (mut evictor, mut list, mut now) = (LRUEvictor::default(), Vec::new(), 0);

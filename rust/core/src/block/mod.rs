@@ -17,9 +17,9 @@ use crate::ids::{BlockId, BlockPair};
 /// Blocks of the device, with or without prefix caching.
 #[derive(Clone, Debug)]
 pub enum Allocator {
-    /// A free block is blank.
+    /// Without prefix caching: a free block is blank.
     Uncached(UncachedBlockAllocator),
-    /// A free block keeps its contents for later requests.
+    /// With prefix caching: a free block keeps its contents for later requests.
     Cached(CachedBlockAllocator),
 }
 
@@ -34,7 +34,7 @@ macro_rules! either {
 }
 
 impl Allocator {
-    /// A block for a prefix of `num_prefix_tokens`, or `None` when all are used.
+    /// Allocates a block for a prefix of `num_prefix_tokens`; `None` when all are used.
     pub fn allocate(&mut self, num_prefix_tokens: usize) -> Option<BlockId> {
         match self {
             Self::Uncached(allocator) => allocator.allocate(),
@@ -61,10 +61,10 @@ impl Allocator {
         either!(self, allocator => allocator.fork(block));
     }
 
-    /// Moves one reference to `block`, last used in step `last_access`, to its twin in `other`,
-    /// made with the first holder that moves: the pair goes to `pairs`, where those from `first` on
-    /// are of the same group.  `None` when all blocks of `other` are used, and then nothing was
-    /// moved.
+    /// Moves one reference to `block`, last used in step `last_access`, to its twin in `other`.
+    /// The first holder that moves creates the twin and adds the pair to `pairs`, whose entries
+    /// from `first` on belong to one group.  `None`, without effect, when all blocks of `other` are
+    /// used.
     pub(crate) fn hand_over(
         &mut self,
         block: BlockId,
@@ -116,7 +116,7 @@ impl Allocator {
         either!(self, allocator => allocator.num_used())
     }
 
-    /// Used share of the blocks of the tier; 0 where there are none.
+    /// Fraction of the tier's blocks that are used; 0 for an empty tier.
     #[expect(clippy::cast_precision_loss, reason = "validated: under 2^31 blocks")]
     pub fn usage(&self) -> f64 {
         self.num_used() as f64 / (self.num_total() as f64).max(1.0)

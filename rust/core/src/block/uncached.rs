@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The dull model: a list of holders, one entry a reference.
+        /// The naive model: a list of holders, one entry a reference.
         #[test]
         fn counts_follow_a_list_of_holders(steps in prop::collection::vec((0..3u8, any::<prop::sample::Index>()), 1..400)) {
             let mut allocator = UncachedBlockAllocator::new(7);

@@ -47,8 +47,8 @@ impl AdapterSlots {
         loaded.min_by_key(|slot| slot.loaded_in).map_or(0, |slot| slot.adapter)
     }
 
-    /// Gives `adapter` (0 for none) a slot if it has none yet: an empty one, or that of an adapter
-    /// which is not `active`.  The budget has promised that there is one.
+    /// Assigns a slot to `adapter` (0 for none) if it has none yet: an empty one, or that of an
+    /// adapter that is not `active`.  The budget guarantees that one exists.
     pub(super) fn assign(&mut self, adapter: u32, active: &[u32]) {
         if adapter == 0 || self.adapters().any(|other| other == adapter) {
             return;
@@ -63,8 +63,8 @@ impl AdapterSlots {
             assigned;
     }
 
-    /// The slot of a group's rows in step `step_id`; `loads` gets what must be loaded before.  The
-    /// key is not looked at where no adapter has a slot: it would be a miss of the cache a group.
+    /// The slot of a group's rows in step `step_id`; adds what must be loaded first to `loads`.
+    /// The key is not read if no adapter has a slot: it would be a cache miss a group.
     pub(super) fn enter(
         &mut self,
         key: &PrefixKey,
@@ -87,7 +87,7 @@ impl AdapterSlots {
         number
     }
 
-    /// The steps from `step_id` on were abandoned: their loads, done or not, come again.
+    /// Abandons the steps from `step_id` on: their adapters, loaded or not, are loaded again.
     pub(super) fn abandon_since(&mut self, step_id: u64) {
         for slot in &mut self.slots {
             slot.loaded_in = slot.loaded_in.filter(|loaded| *loaded < step_id);

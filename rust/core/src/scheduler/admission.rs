@@ -1,4 +1,4 @@
-//! Admission: which waiting groups join, and why others do not.
+//! Admission: which waiting groups are admitted, and why others are not.
 
 use std::cell::LazyCell;
 
@@ -8,18 +8,18 @@ use crate::scheduler::{Scheduler, SchedulingBudget};
 use crate::sequence::{GroupHandle, Sequence, SequenceStatus};
 use crate::space::AllocStatus;
 
-/// Number of groups searched after a head that does not fit, for a smaller one: bounds the cost of
-/// a step over a long queue.  After one that waits for an adapter slot it is a whole batch.
+/// Number of groups after a head that does not fit that are searched for a smaller one: bounds the
+/// cost of a step over a long queue.  After a head that lacks an adapter slot it is a whole batch.
 const BYPASS_REACH: usize = 32;
 
 /// The first groups that could not be admitted in a pass over the waiting queue.
 #[derive(Clone, Copy, Debug, Default)]
 struct PassedOver {
-    /// Lacks blocks, tokens or sequences, at this position: `max_num_bypasses` groups may pass it,
-    /// and then none.
+    /// The first group that lacks blocks, tokens or sequences, at this position: `max_num_bypasses`
+    /// groups may pass it, and then none.
     blocked: Option<(usize, GroupHandle)>,
-    /// Lacks a slot for its adapter, at this position: a whole batch, `max_num_seqs`, may pass it,
-    /// and then none whose adapter has held its slot longest.
+    /// The first group that lacks an adapter slot, at this position: a whole batch, `max_num_seqs`,
+    /// may pass it, and then none whose adapter has held its slot longest.
     without_slot: Option<(usize, GroupHandle)>,
 }
 
@@ -37,7 +37,7 @@ impl PassedOver {
     }
 }
 
-/// The answer to a waiting group.
+/// Decision about a waiting group.
 enum Admission {
     Yes,
     NotNow(Refusal),
@@ -45,8 +45,8 @@ enum Admission {
 }
 
 impl Scheduler {
-    /// Admits waiting groups in order, `most` of them at most; returns how many.  Some that do not
-    /// fit are skipped, see [`PassedOver`].
+    /// Admits at most `most` waiting groups in order; returns how many.  Some that do not fit are
+    /// skipped, see [`PassedOver`].
     pub(super) fn schedule_prefills(
         &mut self,
         budget: &mut SchedulingBudget,
@@ -163,7 +163,7 @@ impl Scheduler {
         if is_chunked { self.chunk(wanted, budget) } else { wanted }
     }
 
-    /// Generated tokens do not count against the prompt limit.
+    /// The reason to refuse a prompt of too many tokens; generated tokens do not count.
     fn prompt_too_long(
         &self,
         group: GroupHandle,
@@ -172,7 +172,7 @@ impl Scheduler {
         let entry = self.store.group(group);
         let num_tokens = self.store.seqs_of(group).map(Sequence::len).max().unwrap_or(0);
         let limit = self.config.prompt_limit();
-        // The classic way looks at the chunk that the budget has room for.
+        // The classic choice checks the chunk that fits in the budget.
         let is_too_long = if self.config.choices.limit_chunked_prompts {
             num_tokens > limit
         } else {
@@ -224,7 +224,7 @@ impl Scheduler {
         self.schedule_rows(group, chunk, budget, Phase::New);
     }
 
-    /// Tokens that siblings share with the first sequence are no cache hits.
+    /// Counts cached tokens; those that siblings share with the first sequence are no cache hits.
     fn count_cache_hits(&mut self, group: GroupHandle) {
         if self.space.gpu().cached().is_some() {
             let first = self.store.first_seq_of(group);

@@ -4,7 +4,7 @@
 
 use smallvec::SmallVec;
 
-/// Tokens, sequences and adapters of one step, limits and what is promised.
+/// Tokens, sequences and adapters of one step: their limits, and what is taken.
 #[derive(Clone, Debug)]
 pub(crate) struct SchedulingBudget {
     token_limit: usize,
@@ -19,8 +19,7 @@ pub(crate) struct SchedulingBudget {
 }
 
 impl SchedulingBudget {
-    /// A budget of which nothing is taken; `adapter_limit` adapters may be active, or any
-    /// number.
+    /// Creates an unused budget; `adapter_limit` adapters may be active, or any number.
     pub(crate) fn new(token_limit: usize, seq_limit: usize, adapter_limit: Option<usize>) -> Self {
         Self {
             token_limit,
@@ -49,8 +48,8 @@ impl SchedulingBudget {
         num_tokens <= self.remaining_tokens() && self.num_seqs + num_seqs <= self.seq_limit
     }
 
-    /// Whether a group may join whose encoder makes `num_tokens`: those of a step are no more than
-    /// its own tokens may be, or of one encoder.
+    /// Whether a group may join whose encoder makes `num_tokens`: the encoder tokens of a step are
+    /// limited as its tokens are, unless they belong to one encoder.
     pub(crate) fn can_encode(&self, num_tokens: usize) -> bool {
         let num_before = self.num_encoder_tokens;
         num_tokens == 0 || num_before == 0 || num_before + num_tokens <= self.token_limit
@@ -82,7 +81,7 @@ impl SchedulingBudget {
         self.num_encoder_tokens += num_tokens;
     }
 
-    /// Releases sequences: their group was preempted.
+    /// Releases the sequences of a preempted group.
     pub(crate) fn give_seqs(&mut self, num_seqs: usize) {
         self.num_seqs -= num_seqs;
     }

@@ -12,10 +12,10 @@ use crate::sequence::{GroupHandle, SequenceStatus};
 use crate::table::num_blocks_for;
 
 impl Scheduler {
-    /// Checks the whole state, at any moment between two calls.
+    /// Checks the whole state; allowed at any moment between two calls.
     ///
     /// # Errors
-    /// [`crate::Error::Invariant`] with the first broken one.
+    /// [`crate::Error::Invariant`] with the first broken invariant.
     pub fn check(&self) -> Result<()> {
         self.check_membership()?;
         self.check_sequences()?;
@@ -25,7 +25,7 @@ impl Scheduler {
         self.check_moves()
     }
 
-    /// Every group is in the queue of its status, once; every sequence in its group, once.
+    /// Checks that a group is in the queue of its status once, and a sequence in its group once.
     fn check_membership(&self) -> Result<()> {
         let queues = [
             (&self.queues.waiting, SequenceStatus::Waiting),
@@ -63,7 +63,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Computed tokens are backed by blocks, and there are no blocks without need.
+    /// Checks that computed tokens are backed by blocks, and that no block is held without need.
     fn check_sequences(&self) -> Result<()> {
         let block_size = self.space.block_size();
         for (handle, seq) in self.store.seqs() {
@@ -105,7 +105,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The adapter of every running group has a slot, and none has two.
+    /// Checks that the adapter of every running group has a slot, and that none has two.
     fn check_adapters(&self) -> Result<()> {
         let adapters: BTreeSet<u32> = self.adapters.adapters().collect();
         let num_slots = self.adapters.adapters().count();
@@ -121,8 +121,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// No block is the destination of two moves of a step, nor copied onto itself.  Where all
-    /// blocks are swapped in, two groups may bring the same contents to one cached block.
+    /// Checks that no block is the destination of two moves of a step, or copied onto itself.  If
+    /// all blocks are swapped in, two groups may move the same contents to one cached block.
     fn check_moves(&self) -> Result<()> {
         let moves_all = self.space.config().choices.swap_in_cached_blocks;
         for Moves { swap_out, swap_in, copy } in &self.outputs.moves {

@@ -1,6 +1,6 @@
 //! Delay of prompts, so that more of them run in one step.
 //!
-//! Owns how long the last prompt step took, by the caller's clock.
+//! Owns the duration of the last prompt step, by the caller's clock.
 
 /// Seconds between the last step that ran prompts and the admission after it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,7 +11,7 @@ pub(super) struct PromptDelay {
 }
 
 impl PromptDelay {
-    /// Notes the time of a new admission phase.
+    /// Records the time of a new admission phase.
     pub(super) fn begin_phase(&mut self, now: f64) {
         if self.ran_prompts {
             self.last_latency = now - self.last_phase;
@@ -20,12 +20,12 @@ impl PromptDelay {
         self.ran_prompts = false;
     }
 
-    /// Notes that the phase admits a prompt.
+    /// Records that the phase admits a prompt.
     pub(super) fn note_prompt(&mut self) {
         self.ran_prompts = true;
     }
 
-    /// Whether the oldest of `arrivals` has not waited `factor` times the last prompt step yet.
+    /// Whether the oldest of `arrivals` has waited less than `factor` times the last prompt step.
     pub(super) fn holds_back(
         &self,
         now: f64,

@@ -30,7 +30,7 @@ pub struct Drafts<'a> {
 }
 
 impl Drafts<'_> {
-    /// The arrays fit each other.
+    /// Checks that the arrays fit each other.
     fn check(&self) -> Result<()> {
         let Drafts { rows, token_start, tokens } = self;
         let ends = (token_start.first().copied(), token_start.last().map(|end| row_index(*end)));
@@ -102,7 +102,7 @@ impl Scheduler {
         if num_drafts > most {
             return Err(Error::Arrays(format!(
                 "row {index} has {num_drafts} drafts; it may have {most}, of {} lookahead slots and \
-                 {left} tokens to max_model_len behind its next",
+                 {left} tokens to max_model_len after its next",
                 self.outputs.num_lookahead_slots
             )));
         }

@@ -44,7 +44,7 @@ impl Scheduler {
                 self.schedule_swapped(budget);
             }
             if budget.is_whole() && self.outputs.ignored_seq_groups.len() > num_ended {
-                // Who outgrew the cache left it empty; the step need not be.
+                // A group that outgrew the cache left it empty; new groups can still fill the step.
                 self.schedule_prefills_past_swapped(budget);
             }
         }
@@ -90,10 +90,10 @@ impl Scheduler {
         }
     }
 
-    /// Takes what the running groups have, or may still fork, out of the budget.
+    /// Takes from the budget what the running groups have, or may still fork.
     fn take_running_groups(&self, budget: &mut SchedulingBudget) {
         if self.queues.waiting.is_empty() && self.queues.swapped.is_empty() {
-            return; // nobody to admit, nobody asks
+            return; // no group to admit: the budget is not read
         }
         for group in &self.queues.running {
             let entry = self.store.group(*group);
@@ -101,9 +101,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives every running group its next tokens, in order, until the budget ends; one that
-    /// lacks blocks preempts a later one, at worst itself.  Returns how many
-    /// groups ran: they lead the queue.
+    /// Schedules the next tokens of every running group, in order, until the budget is spent.  A
+    /// group that lacks blocks preempts a later one, at worst itself.  Returns how many groups ran:
+    /// they lead the queue.
     fn schedule_running(&mut self, budget: &mut SchedulingBudget) -> usize {
         let mut position = 0;
         while let Some(&group) = self.queues.running.get(position) {
@@ -155,8 +155,8 @@ impl Scheduler {
         }
     }
 
-    /// Swaps groups in, in order, until one does not fit; those without a slot for
-    /// their adapter are passed over.
+    /// Swaps groups in, in order, until one does not fit; groups without a slot for their adapter
+    /// are skipped.
     fn schedule_swapped(&mut self, budget: &mut SchedulingBudget) {
         let mut position = 0;
         while let Some(&group) = self.queues.swapped.get(position) {
@@ -210,7 +210,7 @@ impl Scheduler {
             };
             ranked.push((rank, group));
         }
-        // Sorting takes memory, and in steady decode there is nothing to sort.
+        // Sorting allocates, and in steady decode the queue is sorted already.
         if !ranked.is_sorted_by_key(|(rank, _)| *rank) {
             ranked.sort_by_key(|(rank, _)| *rank);
         }

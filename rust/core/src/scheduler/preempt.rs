@@ -40,7 +40,7 @@ impl Scheduler {
         behind.min_by_key(work).unwrap_or(position)
     }
 
-    /// Takes the blocks of a group that is in no queue.
+    /// Frees or swaps out the blocks of a group that is in no queue.
     fn preempt(&mut self, victim: GroupHandle) {
         let mode = self.preemption_mode(victim);
         match mode {
@@ -58,7 +58,7 @@ impl Scheduler {
         self.outputs.preempted.push((victim, mode));
     }
 
-    /// The configured mode, or by group size; swap only if the host has enough free blocks.
+    /// The configured mode, or one by group size; swap only if the host has enough free blocks.
     fn preemption_mode(&self, group: GroupHandle) -> PreemptionMode {
         let by_size = || match self.store.group(group).num_budgeted_seqs() {
             1 => PreemptionMode::Recompute,
@@ -92,7 +92,7 @@ impl Scheduler {
     fn swap_out(&mut self, group: GroupHandle) {
         self.space.swap_out(&mut self.store, group, &mut self.outputs.moves);
         self.store.group_mut(group).status = SequenceStatus::Swapped;
-        // Victims go from the last to the first: each one of this step before those of it.
+        // Victims go from the last to the first: each is queued before the earlier ones of a step.
         let preempted = self.outputs.preempted.iter();
         let num_before = preempted.filter(|(_, mode)| *mode == PreemptionMode::Swap).count();
         let num_passed = if self.config.choices.reverse_swapped_order { 0 } else { num_before };

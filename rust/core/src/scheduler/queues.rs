@@ -29,7 +29,7 @@ impl Queues {
         }
     }
 
-    /// Takes `group` out of the queue that `status` names.
+    /// Removes `group` from the queue that `status` names.
     pub(crate) fn remove(&mut self, group: GroupHandle, status: SequenceStatus) {
         let queue = self.of(status);
         if let Some(position) = queue.iter().position(|member| *member == group) {

@@ -58,7 +58,7 @@ impl PhaseRows {
     }
 }
 
-/// Appends all of `part` to `whole`; to an empty one without touching an entry.
+/// Appends all of `part` to `whole`, without a copy if `whole` is empty.
 fn append<T>(whole: &mut Vec<T>, part: &mut Vec<T>) {
     if whole.is_empty() {
         swap(whole, part);
@@ -113,7 +113,7 @@ impl Scheduler {
             }
         });
         if num_rows > 0 {
-            // Siblings that are held back may leave a part of a chunk.
+            // Sequences that stop early may leave a part of a chunk unused.
             let token_chunk_size = token_chunk_size - left;
             budget.take_tokens(token_chunk_size);
             part.num_tokens += token_chunk_size;

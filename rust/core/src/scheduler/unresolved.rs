@@ -1,8 +1,8 @@
 //! Async scheduling: the next step is decided while the tokens of the last are still being made.
 //!
-//! `update_async` ends a step as if every sampled row went on with one token, which is a
-//! placeholder until `resolve_tokens` names it; what ends with that token is aborted then.  So a
-//! device can begin with the next step before the host has the tokens of this one.
+//! `update_async` ends a step as if every sampled row continued with one token, which is a
+//! placeholder until `resolve_tokens` names it; a sequence that ends with that token is aborted
+//! then.  So a device can begin with the next step before the host has the tokens of this one.
 //! (Overlapping the scheduler with the device: Zheng et al., `SGLang`, `NeurIPS` 2024, since v0.4.)
 //!
 //! Owns the sequences whose newest token is a placeholder, and the other groups to recompute if the
@@ -26,7 +26,7 @@ pub(super) struct Unresolved {
     step_id: Option<u64>,
     /// The sequences of its samples.
     seqs: Vec<SeqHandle>,
-    /// The groups that moved in it or have rows that were not sampled.
+    /// The groups that moved in the step or have rows that were not sampled.
     others: Vec<GroupHandle>,
 }
 
@@ -40,7 +40,7 @@ impl Unresolved {
         self.seqs.contains(&seq)
     }
 
-    /// No step is unresolved.
+    /// Checks that no step is unresolved.
     ///
     /// # Errors
     /// [`Error::Step`].
@@ -101,7 +101,7 @@ impl Scheduler {
     }
 
     /// Sets the tokens of the unresolved step, one per sample, in order; those of sequences that
-    /// have ended meanwhile are passed over.
+    /// have ended meanwhile are ignored.
     ///
     /// # Errors
     /// [`Error::Step`] when `step_id` is not the unresolved step, [`Error::Arrays`] for too few or

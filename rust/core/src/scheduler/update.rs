@@ -37,7 +37,7 @@ pub struct Updated<'a> {
 }
 
 impl SampledOutputs<'_> {
-    /// The arrays fit each other.
+    /// Checks that the arrays fit each other.
     fn check(&self) -> Result<()> {
         let SampledOutputs { parent_rows, token_start, tokens, finish } = self;
         let num_outputs = parent_rows.len();
@@ -93,7 +93,7 @@ impl Scheduler {
         Ok(Updated { handles: &self.output_handles, ended: &self.ended })
     }
 
-    /// The moves of the step are made: their targets hold what was computed before.
+    /// Marks the moves of the step as made: the contents of their destinations are computed.
     pub(super) fn mark_moved(&mut self) {
         for (group, is_on_device) in self.outputs.moved_groups() {
             for seq in self.store.seqs_of(group) {
@@ -127,8 +127,8 @@ impl Scheduler {
         output + 1
     }
 
-    /// The group of a sampled row decodes from here on.  Only that of a prefill is looked up: the
-    /// group of each row would be a sweep through the memory of all groups.
+    /// Marks the group of a sampled row as decoding.  Only the group of a prefill row is looked up:
+    /// looking up that of each row would read the memory of all groups.
     pub(super) fn end_prefill(&mut self, row: usize) {
         if row < self.outputs.num_prefill_rows {
             let group = self.store.seq(self.outputs.rows[row].seq).group();
@@ -184,8 +184,8 @@ impl Scheduler {
         Err(Error::Step(format!("step {step_id} cannot be ended: {state}")))
     }
 
-    /// Parents are sampled rows in order, no group exceeds its number of sequences, and no live
-    /// sequence the model's length.
+    /// Checks that parents are sampled rows in order, that no group exceeds its number of
+    /// sequences, and no live sequence the model's length.
     fn check_rows(&self, results: &SampledOutputs<'_>) -> Result<()> {
         let mut previous = 0;
         for (output, &parent) in results.parent_rows.iter().enumerate() {
@@ -223,7 +223,7 @@ impl Scheduler {
                 )));
             }
         }
-        // Looked up only where somebody may be at the limit: a row costs a miss of the cache.
+        // Looked up only if a sequence may be at the limit: each row costs a cache miss.
         let is_near = self.longest + num_tokens > self.config.max_model_len;
         let is_beyond = || self.store.seq(row.seq).len() + num_tokens > self.config.max_model_len;
         if results.finish[output] == 0 && is_near && is_beyond() {
@@ -239,7 +239,7 @@ impl Scheduler {
         if results.parent_rows.len() <= self.outputs.num_samples
             && results.parent_rows.windows(2).all(|pair| pair[0] != pair[1])
         {
-            return Ok(()); // nobody forks
+            return Ok(()); // no row forks
         }
         let (mut end_row, mut output) = (0, 0);
         for scheduled in &self.outputs.scheduled_seq_groups {
@@ -252,7 +252,7 @@ impl Scheduler {
             let limit = self.store.group(scheduled.group).num_budgeted_seqs();
             if num_alive > limit {
                 return Err(Error::Arrays(format!(
-                    "{num_alive} outputs of one group live on; it may go on with {limit}"
+                    "{num_alive} outputs of one group live on; it may continue with {limit}"
                 )));
             }
         }

@@ -55,7 +55,7 @@ impl<'a> Request<'a> {
         self.prompt.iter().chain(self.branches.iter().copied().flatten()).copied()
     }
 
-    /// This request with what `change` does to it.
+    /// Returns this request, changed by `change`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -66,8 +66,8 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     /// [`Error::Request`] for an empty prompt, a negative token, more branches than sequences, more
-    /// encoder tokens than an int32 counts, or an encoder without a KV group of cross attention or without a salt where prefixes
-    /// are shared.
+    /// encoder tokens than an int32 counts, or an encoder without a KV group of cross attention or
+    /// without a salt where prefixes are shared.
     pub(crate) fn check(&self, cache: &CacheConfig) -> Result<()> {
         let is_cross = |group: &KvGroup| group.kind == KvKind::Cross;
         let refusal = if self.prompt.is_empty() {

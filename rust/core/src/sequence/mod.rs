@@ -91,7 +91,7 @@ impl Sequence {
     /// The token at `position`.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the sequence has fewer tokens.
     pub fn token_id(&self, position: usize) -> TokenId {
         self.tokens.at(position)
     }
@@ -99,13 +99,13 @@ impl Sequence {
     /// Token ids at `positions`; a copy unless they are contiguous.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the sequence has fewer tokens.
     pub fn token_ids_at(&self, positions: Range<usize>) -> Cow<'_, [TokenId]> {
         self.tokens.get(positions)
     }
 
-    /// The tokens that lie in one piece, from the first on: those of all full blocks at least, and
-    /// every token of a sequence that has computed nothing.
+    /// Leading tokens that are contiguous in memory: at least those of all full blocks, and every
+    /// token of a sequence that has computed nothing.
     pub(crate) fn listed_tokens(&self) -> &[TokenId] {
         self.tokens.listed()
     }

@@ -23,7 +23,7 @@ pub struct SequenceStore {
 const LIVES: &str = "a handle kept in a queue or group lives, store invariant 1";
 
 impl SequenceStore {
-    /// A store of sequences that will have blocks of `block_size` tokens, with `num_tables` tables
+    /// Creates a store of sequences with blocks of `block_size` tokens and `num_tables` tables
     /// beside the first.
     pub(crate) fn new(block_size: usize, num_tables: usize) -> Self {
         Self { block_size, num_tables, seqs: Arena::default(), groups: Arena::default() }
@@ -49,7 +49,7 @@ impl SequenceStore {
         seq
     }
 
-    /// A child of `parent` with its history and tables, in the same group, last in order.
+    /// Creates a child of `parent` with its history and tables, in the same group, last in order.
     pub(crate) fn fork(&mut self, parent: SeqHandle) -> SeqHandle {
         let child = self.seq(parent).clone();
         let group = child.group();
@@ -58,14 +58,14 @@ impl SequenceStore {
         child
     }
 
-    /// Takes a sequence out that is no longer listed by its group.
+    /// Removes a sequence that its group no longer lists.
     pub(crate) fn remove_seq(&mut self, seq: SeqHandle) {
         let removed = self.seqs.remove(seq).expect(LIVES);
         let is_empty = removed.table.is_empty() && removed.tables.iter().all(SpanTable::is_empty);
         debug_assert!(is_empty, "store invariant 2");
     }
 
-    /// Takes a group out with the sequences that it still lists.
+    /// Removes a group with the sequences that it still lists.
     pub(crate) fn remove_group(&mut self, group: GroupHandle) {
         let removed = self.groups.remove(group).expect(LIVES);
         for seq in removed.seqs {

@@ -1,26 +1,25 @@
 //! The tokens of a sequence: a list, and the newest beside the counters of the sequence.
 //!
-//! Owns the token ids.  A step adds a token to every sequence that decodes.  Written to a list,
-//! each would touch a page of memory of its own, and thousands of pages are more than a processor
-//! keeps the addresses of.  So the newest wait in the sequence itself until there are
-//! [`MAX_NEWEST`] for the list.  Invariants:
+//! Owns the token ids.  A step adds a token to every decoding sequence.  An append to each list
+//! would touch a separate page of memory, and thousands of pages exceed a processor's TLB. So the
+//! newest tokens stay beside the counters until [`MAX_NEWEST`] are appended at once.  Invariants:
 //! 1. `listed` and then the first `len - listed.len()` of `newest` are the tokens, in order.
 //! 2. All tokens are listed whenever they fill their blocks, and after `settle`.
 //!
-//! Costs: 4 bytes a token and 104 a sequence; a push touches the list once in [`MAX_NEWEST`] times
-//! where that divides the block size, as it does those in use.
+//! Costs: 4 bytes a token and 104 a sequence; one push in [`MAX_NEWEST`] touches the list if that
+//! divides the block size, as it does the usual ones.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::ids::TokenId;
 
-/// How many tokens may wait: a power of two.  More would make each step read more of a sequence
-/// than it needs.
+/// Maximum number of tokens kept beside the list, a power of two.  More would make each step read
+/// more of a sequence than it needs.
 const MAX_NEWEST: usize = 16;
 
 #[derive(Clone, Debug)]
-#[repr(C)] // the counters side by side
+#[repr(C)] // keeps the counters side by side
 pub(super) struct Tokens {
     listed: Vec<TokenId>,
     len: usize,
@@ -52,7 +51,7 @@ impl Tokens {
         }
     }
 
-    /// Lists all tokens.
+    /// Appends the newest tokens to the list.
     pub(super) fn settle(&mut self) {
         self.listed.extend_from_slice(&self.newest[..self.len - self.listed.len()]);
     }
@@ -69,7 +68,7 @@ impl Tokens {
         }
     }
 
-    /// The tokens that are listed, from the first on.
+    /// The tokens of the list, from the first on.
     pub(super) fn listed(&self) -> &[TokenId] {
         &self.listed
     }
@@ -77,7 +76,7 @@ impl Tokens {
     /// The token at `position`.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer tokens.
     pub(super) fn at(&self, position: usize) -> TokenId {
         match position.checked_sub(self.listed.len()) {
             None => self.listed[position],
@@ -85,10 +84,10 @@ impl Tokens {
         }
     }
 
-    /// The tokens at `positions`; a copy where they are in both places.
+    /// The tokens at `positions`; a copy if they are not all in the list or all in `newest`.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer tokens.
     pub(super) fn get(&self, positions: Range<usize>) -> Cow<'_, [TokenId]> {
         let num_listed = self.listed.len();
         let newest = &self.newest[..self.len - num_listed];

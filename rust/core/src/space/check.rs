@@ -11,7 +11,7 @@ impl BlockSpaceManager {
     /// the tables of the KV groups beside the first hold what their kinds need and nothing else.
     ///
     /// # Errors
-    /// [`crate::Error::Invariant`] with the first broken one.
+    /// [`crate::Error::Invariant`] with the first broken invariant.
     pub(crate) fn check(&self, store: &SequenceStore) -> Result<()> {
         for status in [SequenceStatus::Waiting, SequenceStatus::Running, SequenceStatus::Swapped] {
             let seqs = || {
@@ -67,7 +67,7 @@ impl BlockSpaceManager {
     }
 }
 
-/// Checks a tier whose blocks are named by tables, once for each reference; without a tier, none is.
+/// Checks a tier against the blocks that tables name, one entry per reference.
 fn check_tier<'a>(
     name: &str,
     status: SequenceStatus,

@@ -28,8 +28,8 @@ impl BlockSpaceManager {
         self.ring.map_or(num_blocks, |ring| num_blocks.min(ring))
     }
 
-    /// Device blocks for all tokens of a group that has none, what its sequences have in
-    /// common counted once, and those for its encoder.
+    /// Device blocks for all tokens of a group without blocks, counting once the blocks that its
+    /// sequences have in common, and those for its encoder.
     pub fn num_blocks_to_allocate(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let shared = self.shared_prefixes(store, group);
         let demand = |(seq, shared): (&Sequence, SharedPrefix)| {
@@ -39,7 +39,7 @@ impl BlockSpaceManager {
             + store.seqs_of(group).zip(shared).map(demand).sum::<usize>()
     }
 
-    /// Blocks that cross attention takes in the first group's pool.
+    /// Blocks of the first group's pool that cross attention takes.
     fn num_cross_blocks(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let num_groups = self.kinds().filter(|kind| *kind == KvKind::Cross).count();
         let num_tokens = store.group(group).num_encoder_tokens;
@@ -57,7 +57,7 @@ impl BlockSpaceManager {
         let num_seqs = store.group(group).seqs.len();
         let mut prefixes: SmallVec<[SharedPrefix; 1]> = smallvec![SharedPrefix::default()];
         if num_seqs == 1 || self.ring.is_some() {
-            // A ring holds the end of a sequence, not its beginning.
+            // A ring holds the end of a sequence, not its start.
             prefixes.resize(num_seqs, SharedPrefix::default());
             return prefixes;
         }
@@ -108,7 +108,7 @@ impl BlockSpaceManager {
         self.num_unique_blocks(store, group) + store.group(group).seqs.len() * num_touched
     }
 
-    /// Physical blocks of a group that does not wait in the first group's pool.
+    /// Physical blocks of the first group's pool that a running or swapped group has.
     pub(crate) fn num_unique_blocks(&self, store: &SequenceStore, group: GroupHandle) -> usize {
         let blocks = store.seqs_of(group).flat_map(|seq| seq.table.blocks());
         self.num_cross_blocks(store, group)
@@ -118,9 +118,9 @@ impl BlockSpaceManager {
             }
     }
 
-    /// Whether the KV groups beside the first can have the blocks that rows of `num_tokens` tokens
-    /// together take when a waiting group begins.
-    #[inline(never)] // what few models need stays out of the way of the rest
+    /// Whether the KV groups beside the first have free blocks for a waiting group to begin with
+    /// rows of `num_tokens` tokens together.
+    #[inline(never)] // few models need it: kept out of the common path
     pub(super) fn can_begin(
         &self,
         store: &SequenceStore,
@@ -149,9 +149,9 @@ impl BlockSpaceManager {
         self.groups.iter().map(judge).max().unwrap_or(AllocStatus::Ok)
     }
 
-    /// Whether the KV groups beside the first can have the blocks that rows of `num_tokens` tokens
-    /// together take of a running group.
-    #[inline(never)] // what few models need stays out of the way of the rest
+    /// Whether the KV groups beside the first have free blocks for rows of `num_tokens` tokens
+    /// together of a running group.
+    #[inline(never)] // few models need it: kept out of the common path
     pub(super) fn can_map(
         &self,
         store: &SequenceStore,
@@ -165,7 +165,7 @@ impl BlockSpaceManager {
         })
     }
 
-    /// As [`can_map`](Self::can_map), in one of them.
+    /// As [`can_map`](Self::can_map), in one KV group.
     pub(super) fn can_map_in(
         &self,
         index: usize,
@@ -179,8 +179,8 @@ impl BlockSpaceManager {
         num_needed <= other.tiers(&self.tiers).gpu.num_free()
     }
 
-    /// Blocks that a group which does not wait has in the pool of KV group `index` beside the first,
-    /// and those that it needs there to be swapped in; blocks that several sequences share are
+    /// Blocks that a running or swapped group has in the pool of KV group `index` beside the first,
+    /// and those that it needs there to be swapped in; a block that several sequences share is
     /// counted for each.
     pub(super) fn held_and_to_return(
         &self,

@@ -5,19 +5,19 @@
 //! those of the first group.  Invariants:
 //! 1. Waiting sequences have no blocks, running ones have them on the device, swapped ones on the
 //!    host; a block's reference count is the number of tables that name it.
-//! 2. Between steps a table has no block that has passed, which no later query sees; a row maps what
-//!    it writes, and its update takes what has passed.
+//! 2. Between steps a table has no passed block, that is one that no later query sees; a row maps
+//!    the blocks that it writes, and its update frees the passed ones.
 //! 3. No row writes a shared block: its sequence first gets a separate block and a copy, and the
 //!    last of the sharers keeps the block.
 //! 4. Each use is checked first: `can_map` for the tokens of rows, `can_return` for a group that is
 //!    swapped in.  A sequence alone on the device always fits, and a pool of states has a block for
 //!    every sequence that may run.
-//! 5. With prefix caching a full block is known by the contents by which the block beside it in the
-//!    first group is, once it is computed.  At least the last token of a prompt is left, so no block
-//!    that was found is written.
-//! 6. A row whose first position is 0 begins with a fresh state, whatever lies in its block.
+//! 5. With prefix caching a computed full block is registered under the contents of the block
+//!    beside it in the first group.  At least the last token of a prompt is computed, so no block
+//!    found in the cache is written.
+//! 6. A row whose first position is 0 begins with a fresh state, whatever its block holds.
 //!
-//! Costs: O(blocks that come and go) a row, with prefix caching O(log n) each, and O(blocks of the
+//! Costs: O(blocks mapped and freed) a row, with prefix caching O(log n) each, and O(blocks of the
 //! prompt) a prompt that is looked up.
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ use crate::sequence::{Sequence, SequenceStatus};
 use crate::space::PROMISED;
 use crate::table::{SpanTable, num_blocks_for};
 
-/// What a block is looked up by in a prefix cache: what is before it, and its tokens.
+/// Lookup key of a block in a prefix cache: the prefix before it, and its tokens.
 pub(super) type Contents<'a> = (Prefix, &'a [TokenId]);
 
 /// Blocks of the device and of the host.
@@ -46,7 +46,7 @@ impl Tiers {
         self.gpu.num_used() + self.cpu.num_used() > 0
     }
 
-    /// The tier that groups of `status` are on; none for those that wait.
+    /// The tier of groups of `status`; none for waiting ones.
     pub(super) fn of(&self, status: SequenceStatus) -> Option<&Allocator> {
         match status {
             SequenceStatus::Waiting => None,
@@ -65,7 +65,7 @@ impl Tiers {
 }
 
 impl KvKind {
-    /// The logical blocks that no query after `num_computed` tokens sees, of those with such tokens.
+    /// Logical blocks of the first `num_computed` tokens that no later query sees.
     fn passed(self, num_computed: usize, block_size: usize) -> Range<usize> {
         match self {
             Self::Window { window, num_sink_tokens } => {
@@ -78,8 +78,8 @@ impl KvKind {
         }
     }
 
-    /// Whether [`passed`](Self::passed) may reach beyond logical block `end`.  Without a division: it
-    /// is asked of each row, and rarely true.
+    /// Whether [`passed`](Self::passed) may reach beyond logical block `end`.  It is checked for
+    /// each row and rarely true, so it avoids a division.
     fn may_pass(self, end: usize, num_computed: usize, block_size: usize) -> bool {
         let num_tokens = (end + 1) * block_size;
         match self {
@@ -107,13 +107,13 @@ impl KvKind {
         }
     }
 
-    /// Whether each token has a slot of its own, which the model's inputs name.
+    /// Whether each token has a separate slot, which the model's inputs name.
     pub(crate) fn has_slots(self) -> bool {
         matches!(self, Self::Window { .. } | Self::Chunked(_))
     }
 
-    /// Whether a sequence may begin after any prefix that the first group has computed, as a
-    /// sibling's: otherwise it computes every token that is not found in this group too.
+    /// Whether a sequence may begin after any prefix computed in the first group, such as a
+    /// sibling's; otherwise it computes every token that is not cached in this group too.
     pub(super) fn follows_first(self) -> bool {
         self == Self::Cross
     }
@@ -129,7 +129,7 @@ pub(super) struct GroupBlocks {
 }
 
 impl GroupBlocks {
-    /// All free.
+    /// Creates the blocks of a group, all free.
     pub(super) fn new(group: KvGroup, cache: &CacheConfig, num_lookahead_slots: usize) -> Self {
         let KvGroup { kind, num_gpu_blocks, num_cpu_blocks } = group;
         let block_size = cache.block_size;
@@ -145,7 +145,7 @@ impl GroupBlocks {
         Self { kind, block_size, num_lookahead_slots, tiers }
     }
 
-    /// Its pool; that of the first group where it has none.
+    /// The group's pool, or that of the first group if it has none.
     pub(super) fn tiers<'a>(&'a self, first: &'a Tiers) -> &'a Tiers {
         self.tiers.as_ref().unwrap_or(first)
     }
@@ -155,7 +155,7 @@ impl GroupBlocks {
         self.tiers.as_mut().unwrap_or(first)
     }
 
-    /// Its own pool.
+    /// The group's separate pool, if it has one.
     pub(super) fn own_tiers(&self) -> Option<&Tiers> {
         self.tiers.as_ref()
     }
@@ -172,14 +172,14 @@ impl GroupBlocks {
         self.kind.passed(num_computed, self.block_size)
     }
 
-    /// The longest prefix in blocks, `most` at most, after which the next query's blocks are cached
-    /// here; `contents` are those of its blocks.
+    /// Number of blocks, at most `most`, of the longest prefix whose blocks that the next query
+    /// sees are cached here; `contents` are the keys of the blocks.
     pub(super) fn longest_hit(&self, contents: &[Contents<'_>], most: usize) -> usize {
         if self.kind.follows_first() {
             return most;
         }
         let Some(cache) = self.cache() else { return 0 };
-        // The blocks before the first one that is not cached, and those after the last.
+        // The blocks before the first uncached one, and those after the last.
         let (mut num_leading, mut first_known, mut longest) = (usize::MAX, 0, 0);
         for (index, (before, tokens)) in contents[..most].iter().enumerate() {
             if !cache.find(*before, tokens).is_some_and(|block| cache.is_computed(block)) {
@@ -193,7 +193,7 @@ impl GroupBlocks {
         longest
     }
 
-    /// The table of a sequence that begins after a prefix of which `contents` are the blocks, as
+    /// Creates the table of a sequence that begins after a prefix of blocks with `contents`, as
     /// [`longest_hit`](Self::longest_hit) found it.
     pub(super) fn begin(&mut self, contents: &[Contents<'_>]) -> SpanTable {
         let passed = self.passed(contents.len() * self.block_size);
@@ -207,9 +207,9 @@ impl GroupBlocks {
         SpanTable::new(passed, blocks)
     }
 
-    /// Blocks that a row of `num_tokens` tokens takes of a sequence that has no table yet and begins
-    /// after `num_cached` tokens.  Those that it will find are counted, since most of them are free
-    /// until then.
+    /// Blocks that a row of `num_tokens` tokens takes, of a sequence without a table that begins
+    /// after `num_cached` tokens.  Cached blocks are counted too, since most of them are free until
+    /// then.
     pub(super) fn num_to_begin(
         &self,
         seq: &Sequence,
@@ -223,8 +223,8 @@ impl GroupBlocks {
         self.kind.end(num_cached + num_new, self.block_size) - self.passed(num_cached).len()
     }
 
-    /// Blocks that a row of `num_tokens` tokens of a running sequence with `table` takes, new ones
-    /// and copies of shared ones; one too many may be counted for each set of sharers.
+    /// Blocks that a row of `num_tokens` tokens takes, of a running sequence with `table`: new ones
+    /// and copies of shared ones.  One too many may be counted for each set of sharers.
     pub(super) fn num_to_map(&self, seq: &Sequence, table: &SpanTable, num_tokens: usize) -> usize {
         let Some(tiers) = self.tiers.as_ref().filter(|_| !self.has_room_for_all()) else {
             return 0;
@@ -240,8 +240,8 @@ impl GroupBlocks {
         num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
     }
 
-    /// Blocks that a table lacks for the first `num_slots` tokens; no division where it lacks none,
-    /// as for most decode rows.
+    /// Blocks that a table lacks for the first `num_slots` tokens; no division if it lacks none, as
+    /// for most decode rows.
     fn num_lacking(&self, table: &SpanTable, num_slots: usize) -> usize {
         let end = table.end();
         if end * self.block_size >= num_slots {
@@ -250,8 +250,8 @@ impl GroupBlocks {
         self.kind.end(num_slots, self.block_size).saturating_sub(end)
     }
 
-    /// Whether `num_seqs` sequences certainly have the blocks that rows of `num_tokens` tokens of
-    /// each take: as many as there are slots, whatever their tables have.
+    /// Whether the pool certainly has blocks for rows of `num_tokens` tokens of each of `num_seqs`
+    /// sequences: as many as the rows have slots, whatever their tables hold.
     pub(super) fn has_ample_room(&self, num_seqs: usize, num_tokens: usize) -> bool {
         self.tiers.as_ref().is_none_or(|Tiers { gpu, .. }| {
             let most = num_seqs * (num_tokens + self.num_lookahead_slots);
@@ -259,13 +259,13 @@ impl GroupBlocks {
         })
     }
 
-    /// Whether the pool has a block for everybody who may run, invariant 4.
+    /// Whether the pool has a block for every sequence that may run, invariant 4.
     pub(super) fn has_room_for_all(&self) -> bool {
         self.kind == KvKind::State
     }
 
-    /// Gives a row of `num_tokens` tokens and the lookahead blocks of its own in `table`; the copies
-    /// that this takes go to `copies`.
+    /// Maps unshared blocks in `table` for a row of `num_tokens` tokens and the lookahead; adds the
+    /// necessary copies to `copies`.
     pub(super) fn map(
         &mut self,
         table: &mut SpanTable,
@@ -294,7 +294,7 @@ impl GroupBlocks {
         }
     }
 
-    /// Notes that block `index` of a table was filled with `contents` in step `step_id`.
+    /// Records that block `index` of a table was filled with `contents` in step `step_id`.
     pub(super) fn note(
         &mut self,
         table: &SpanTable,
@@ -306,7 +306,7 @@ impl GroupBlocks {
         let (before, tokens) = contents;
         match cache.find(before, tokens) {
             Some(known) if cache.is_computed(known) => return,
-            Some(known) => cache.unregister(known), // of an abandoned step
+            Some(known) => cache.unregister(known), // registered by an abandoned step
             None => {}
         }
         let block = table.block(index);
@@ -315,7 +315,7 @@ impl GroupBlocks {
         cache.mark_computed(block);
     }
 
-    /// Takes the blocks of a running sequence back that no query after `num_computed` tokens sees.
+    /// Frees the blocks of a running sequence that no query after `num_computed` tokens sees.
     pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
         let known = table.passed().end;
         if !self.kind.may_pass(known, num_computed, self.block_size) {
@@ -330,8 +330,8 @@ impl GroupBlocks {
         }
     }
 
-    /// Blocks of its own pool that a group needs to be swapped in: the `num_held` that it has, and
-    /// those that its next rows take, one for each of `nums_uncomputed` tokens.
+    /// Blocks of this pool that a sequence group needs to be swapped in: the `num_held` that it
+    /// has, and those that its next rows take, one for each of `nums_uncomputed` tokens.
     pub(super) fn num_to_return(
         &self,
         num_held: usize,
@@ -346,8 +346,8 @@ impl GroupBlocks {
         num_held + nums_uncomputed.map(touched).sum::<usize>()
     }
 
-    /// Entries of the longest table that the model's inputs name: those of `tables`, or as many as
-    /// the first group's.
+    /// Width of the group's table in the model's inputs: that of the first group for windows and
+    /// chunks, the longest of `tables` for encoders.
     pub(super) fn width<'a>(
         &self,
         max_num_blocks: usize,
@@ -360,7 +360,7 @@ impl GroupBlocks {
         }
     }
 
-    /// Whether `table` is as it must be between steps, for a sequence that does not wait.
+    /// Whether `table` is valid between steps, for a running or swapped sequence.
     pub(super) fn is_sound(&self, table: &SpanTable, computed: usize, num_encoder: usize) -> bool {
         match self.kind {
             KvKind::Cross => table.end() == num_blocks_for(num_encoder, self.block_size),
@@ -374,7 +374,7 @@ impl GroupBlocks {
     }
 }
 
-/// Pairs of each pool in which the blocks of a group move: those of its own, or of the first.
+/// The moves of the pool that a KV group uses: its separate one, or that of the first group.
 pub(super) fn moves_of<'a>(
     moves: &'a mut [Moves],
     index: usize,

@@ -1,20 +1,20 @@
 //! `BlockSpaceManager`: the blocks of both tiers and their allocation to sequences.
 //!
-//! Owns the allocators, and is the only one to change block tables.  Queries (`can_*`)
-//! change nothing; the action of the same name may be called if the query allowed it.
+//! Owns the allocators, and is the only module that changes block tables.  Queries (`can_*`) change
+//! nothing; the action of the same name may be called if the query allowed it.
 //!
 //! The first KV group keeps all keys and values of a sequence, and names the prefixes by which all
-//! groups find cached blocks; its blocks are allocated with the prompt.  The others, in a list, each
-//! follow the rules of their kind: see `group.rs`.  Every verb below serves all of them.
+//! groups find cached blocks; its blocks are allocated with the prompt.  The others, in a list,
+//! follow the rules of their kind: see `group.rs`.  Every method below handles all of them.
 //!
 //! Invariants of the first group:
 //! 1. A block's reference count is the number of block tables that name it.
 //! 2. The tables of waiting groups are empty, those of running groups name device blocks,
 //!    those of swapped groups host blocks.
-//! 3. No block is written while shared, `append_slots` copies first; except with what its
-//!    other owners would write too: equal prefixes being computed at once.
-//! 4. A sequence counts tokens as computed without computing them only where the prefix cache
-//!    has them computed, or a row of the same step computes them.
+//! 3. No block is written while shared: `append_slots` copies first.  The exception is equal
+//!    prefixes computed at once, whose owners all write the same contents.
+//! 4. A sequence counts tokens as computed without computing them only if they are computed in the
+//!    prefix cache, or by a row of the same step.
 //!
 //! Costs: allocate and free O(blocks); a decode step of a sequence O(1); swap O(blocks of the
 //! group).
@@ -54,18 +54,18 @@ pub struct BlockSpaceManager {
     config: CacheConfig,
     watermark_blocks: usize,
     num_lookahead_slots: usize,
-    /// Physical blocks of a sequence at most, under a sliding window.
+    /// Maximum number of physical blocks of a sequence, under a sliding window.
     ring: Option<usize>,
     tiers: Tiers,
     /// KV groups beside the first.
     groups: Box<[GroupBlocks]>,
     /// The step being decided: rows of one step may share what one of them computes.
     step_id: u64,
-    /// Uncomputed tokens of a sequence that one step computes at most.
+    /// Maximum number of tokens of a sequence that one step computes.
     max_num_batched_tokens: usize,
 }
 
-const PROMISED: &str = "the act follows a yes of its question";
+const PROMISED: &str = "the action follows a query that allowed it";
 
 impl BlockSpaceManager {
     /// Creates both tiers with all blocks free; every decoding sequence gets `num_lookahead_slots`
@@ -86,7 +86,7 @@ impl BlockSpaceManager {
         };
         Self {
             watermark_blocks: config.watermark_blocks(),
-            // The lookahead must not take the place of what is still seen.
+            // The lookahead must not overwrite blocks that a query still sees.
             ring: config
                 .sliding_window
                 .map(|window| num_blocks_for(window + num_lookahead_slots, block_size)),
@@ -126,8 +126,8 @@ impl BlockSpaceManager {
         1 + self.groups.len()
     }
 
-    /// Writes the entries of the longest table of `seqs` in each group beside the first, which has
-    /// `max_num_blocks`, to `widths`.
+    /// Writes the number of entries of the longest table of `seqs` in each group beside the first
+    /// to `widths`; that of the first group has `max_num_blocks`.
     pub(crate) fn table_widths<'a, I: Iterator<Item = &'a Sequence>>(
         &self,
         max_num_blocks: usize,
@@ -140,8 +140,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Used shares of the fullest pool on the device and of the fullest in host memory; states, which
-    /// have room for every sequence that runs, are left out.
+    /// Used fractions of the fullest pool on the device and of the fullest in host memory.  Pools
+    /// of states, which have a block for every running sequence, are left out.
     pub fn usage(&self) -> (f64, f64) {
         let others = self.groups.iter().filter(|group| !group.has_room_for_all());
         let pools = others.filter_map(GroupBlocks::own_tiers).chain([&self.tiers]);
@@ -191,7 +191,7 @@ impl BlockSpaceManager {
         self.can_begin(store, group, num_tokens())
     }
 
-    /// `num_blocks` in all, of which `num_new` are to come out of the free ones.
+    /// Whether `num_blocks` can be allocated, of which `num_new` are taken from the free ones.
     fn judge(&self, num_blocks: usize, num_new: usize, may_use_watermark: bool) -> AllocStatus {
         let reserved = if may_use_watermark { 0 } else { self.watermark_blocks };
         if num_blocks + reserved > self.gpu().num_total() {
@@ -206,9 +206,9 @@ impl BlockSpaceManager {
     }
 
     /// Allocates device blocks for all tokens of a waiting group.  A sequence starts after its
-    /// cached prefix; of several sequences each shares the full blocks of
-    /// what it has in common with an earlier one, and counts them as computed: rows of
-    /// earlier sequences are always scheduled first.
+    /// cached prefix.  Each of several sequences shares the full blocks that it has in common with
+    /// an earlier one, and counts them as computed: rows of earlier sequences are always scheduled
+    /// first.
     pub(crate) fn allocate(&mut self, store: &mut SequenceStore, group: GroupHandle) {
         for (position, shared) in self.shared_prefixes(store, group).into_iter().enumerate() {
             let seqs = &store.group(group).seqs;
@@ -227,9 +227,9 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Starts a group in the KV groups beside the first.  Where one keeps something else than a
-    /// prefix, the first sequence starts after what all of them have cached, and the others compute
-    /// every token of their own.
+    /// Starts a group in the KV groups beside the first.  If one of these does not follow the
+    /// first, the first sequence starts after the prefix that all groups have cached, and the other
+    /// sequences compute all their tokens.
     fn begin_groups(&mut self, store: &mut SequenceStore, group: GroupHandle) {
         let first = store.group(group).seqs[0];
         if !self.follow_first() {
@@ -252,7 +252,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// One table of the encoder's blocks for all sequences.
+    /// Allocates one table of the encoder's blocks for all sequences.
     fn allocate_cross(
         &mut self,
         store: &mut SequenceStore,
@@ -295,7 +295,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Whether a running group can be given blocks for rows of `num_tokens` tokens together, and for
+    /// Whether a running group can be given blocks for rows of `num_tokens` tokens together and for
     /// the lookahead.
     #[inline]
     pub fn can_append_slots(
@@ -304,7 +304,7 @@ impl BlockSpaceManager {
         group: GroupHandle,
         num_tokens: usize,
     ) -> bool {
-        // A prefill has had them since it was admitted; the classic way asks for more all the same.
+        // A prefill got its slots at admission; the classic choice requires more all the same.
         let needs_none = store.group(group).is_prefill && self.config.choices.exact_append_demand;
         (needs_none || self.can_append_first(store, group))
             && (self.groups.is_empty() || self.can_map(store, group, num_tokens))
@@ -315,15 +315,15 @@ impl BlockSpaceManager {
     fn can_append_first(&self, store: &SequenceStore, group: GroupHandle) -> bool {
         let free = self.tiers.gpu.num_free();
         let has_lookahead = self.num_lookahead_slots > 0;
-        // Without lookahead a sequence takes one block at most; ask for the sum when that is
-        // tight, if the exact sum is wanted at all.
+        // Without lookahead a sequence takes at most one block; the exact sum, if configured, is
+        // computed only when that bound exceeds the free blocks.
         (!has_lookahead && store.group(group).seqs.len() <= free)
             || ((self.config.choices.exact_append_demand || has_lookahead)
                 && self.append_demand(store, group) <= free)
     }
 
-    /// Whether the last group of the queue can have what it needs, however little is left: it must
-    /// not be preempted when preempting it would gain nothing.
+    /// Whether the last group of the queue fits in the free blocks by an exact count: it must not
+    /// be preempted when preempting it would gain nothing.
     pub(crate) fn fits_alone(
         &self,
         store: &SequenceStore,
@@ -341,8 +341,8 @@ impl BlockSpaceManager {
         self.num_unique_blocks(store, group) == self.tiers.gpu.num_used()
     }
 
-    /// Device blocks of the pool that a running group, alone with its rows of `num_tokens` tokens,
-    /// has outgrown.
+    /// Device blocks of the pool that a running group has outgrown with rows of `num_tokens`
+    /// tokens, even alone on the device.
     pub(crate) fn outgrown_limit(
         &self,
         store: &SequenceStore,
@@ -356,7 +356,7 @@ impl BlockSpaceManager {
     }
 
     /// Allocates slots for the next token and lookahead of the sequences of a running group in the
-    /// first KV group; a prefill has had them since it was admitted.
+    /// first KV group; a prefill got them at admission.
     pub(crate) fn append_slots(
         &mut self,
         store: &mut SequenceStore,
@@ -372,8 +372,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Begins a row of `num_tokens` tokens: says that it computes them, and gives it blocks in the
-    /// KV groups beside the first.
+    /// Begins a row of `num_tokens` tokens: marks them as pending, and maps blocks in the KV groups
+    /// beside the first.
     #[inline]
     pub(crate) fn begin_row(&mut self, seq: &mut Sequence, num_tokens: usize, moves: &mut [Moves]) {
         if !self.groups.is_empty() {
@@ -382,7 +382,7 @@ impl BlockSpaceManager {
         self.mark_pending(seq, seq.num_computed_tokens + num_tokens);
     }
 
-    #[inline(never)] // what few models need stays out of the way of the rest
+    #[inline(never)] // few models need it: kept out of the common path
     fn map(&mut self, seq: &mut Sequence, num_tokens: usize, moves: &mut [Moves]) {
         let (computed, last_step) = (seq.num_computed_tokens, seq.last_step);
         for (index, group) in self.groups.iter_mut().enumerate() {
@@ -409,8 +409,8 @@ impl BlockSpaceManager {
         self.grow_table(store, seq, self.num_lookahead_slots);
     }
 
-    /// Replaces the mapped blocks that a sequence is about to write by unshared ones.  One that
-    /// was found by the tokens in its beginning may hold more, of a sequence that has left.
+    /// Replaces the mapped blocks that a sequence is about to write by unshared ones.  A block that
+    /// was found by its first tokens may hold more, of a sequence that has ended.
     fn copy_shared_blocks(
         &mut self,
         store: &mut SequenceStore,
@@ -423,7 +423,7 @@ impl BlockSpaceManager {
         let num_kept = entry.num_computed_tokens.max(entry.num_cached_tokens);
         let written = num_kept / block_size..num_blocks_for(num_slots, block_size);
         for (place, index) in entry.table.places(written.clone()).zip(written) {
-            // Behind one that is yet to be mapped the ring may come round to an old one.
+            // After a block that is yet to be mapped, the ring may wrap around to an old one.
             let Some(&shared) = entry.table.blocks().get(place) else { continue };
             if self.tiers.gpu.is_shared(shared) {
                 let own = self.tiers.gpu.allocate((index + 1) * block_size).expect(PROMISED);
@@ -436,7 +436,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Counts the blocks of a child that was made with its parent's tables.
+    /// Counts the references of a child that was made with its parent's tables.
     pub(crate) fn fork(&mut self, child: &Sequence) {
         child.table.blocks().iter().for_each(|block| self.tiers.gpu.fork(*block));
         for (group, table) in self.groups.iter_mut().zip(&child.tables) {
@@ -461,7 +461,7 @@ impl BlockSpaceManager {
 
     /// Drops every cached prefix.  Returns false, without effect, while a block is used.
     pub(crate) fn reset_prefix_cache(&mut self) -> bool {
-        // Who has blocks of any group has some of the first; nothing is dropped before all is asked.
+        // A sequence with blocks of any group has some of the first: this check covers all groups.
         if self.config.enable_prefix_caching && self.tiers.is_used() {
             return false;
         }

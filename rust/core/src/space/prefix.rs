@@ -27,7 +27,7 @@ impl BlockSpaceManager {
 
     /// Lookup key of logical block `index` of a sequence after `before`: its tokens, a
     /// full block of them, or in the classic way also the last tokens of a prompt.
-    #[inline] // once a block of every prompt
+    #[inline] // called for each block of every prompt
     pub(super) fn lookup<'a>(
         &self,
         seq: &'a Sequence,
@@ -45,7 +45,7 @@ impl BlockSpaceManager {
             return None;
         };
         if tokens[tokens.len() - 1] < 0 {
-            return None; // a placeholder: nobody knows yet what the block holds
+            return None; // a placeholder: the block's contents are not known yet
         }
         let is_prompt = start + tokens.len() <= seq.num_prompt_tokens();
         if is_prompt || self.config.choices.share_generated_blocks {
@@ -55,8 +55,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Maps what the cache has of a sequence whose table holds `num_blocks` blocks, and counts
-    /// the computed part as computed, except the last token, whose output is needed.
+    /// Maps the cached blocks of a sequence whose table holds `num_blocks` blocks, and counts the
+    /// computed part as computed, except the last token, whose output is needed.
     pub(super) fn fill_from_cache(
         &mut self,
         store: &mut SequenceStore,
@@ -93,8 +93,8 @@ impl BlockSpaceManager {
         entry.num_computed_tokens = num_counted;
     }
 
-    /// Registers the blocks of a sequence that its tokens fill; contents that another block
-    /// has already stay that block's.
+    /// Registers the blocks of a sequence that its tokens fill; contents that another block has
+    /// already registered stay with that block.
     pub(super) fn register_full_blocks(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
         let is_prefill = store.group(store.seq(seq).group()).is_prefill;
         let entry = store.seq(seq);
@@ -124,8 +124,8 @@ impl BlockSpaceManager {
         store.seq_mut(seq).chain = chain;
     }
 
-    /// Exchanges the block that a decoding sequence is about to fill for one that has the same
-    /// contents computed already.
+    /// Exchanges the block that a decoding sequence is about to fill for a cached one that has the
+    /// same contents, already computed.
     pub(super) fn exchange_last_full_block(&mut self, store: &mut SequenceStore, seq: SeqHandle) {
         let entry = store.seq(seq);
         let index = entry.chain.num_blocks;
@@ -148,7 +148,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// The leading blocks of a sequence that the cache has, and what each is looked up by.
+    /// The leading blocks of a sequence that are cached, each with its lookup key.
     fn known_blocks<'s, 'a>(
         &'s self,
         store: &SequenceStore,
@@ -165,8 +165,8 @@ impl BlockSpaceManager {
         })
     }
 
-    /// What the leading full blocks of a sequence are looked up by, as far as the cache has them
-    /// computed, or a row of this step computes them.
+    /// Lookup keys of the leading full blocks of a sequence that are computed in the cache, or by a
+    /// row of this step.
     pub(super) fn usable_blocks<'s, 'a>(
         &'s self,
         store: &SequenceStore,
@@ -182,8 +182,8 @@ impl BlockSpaceManager {
             .map(|(_, before, tokens)| (before, tokens))
     }
 
-    /// What the full block `index` of a sequence on the device is looked up by, if the cache knows
-    /// what is before it.
+    /// Lookup key of the full block `index` of a sequence on the device, if the prefix before it is
+    /// cached.
     fn contents<'a>(
         &self,
         store: &SequenceStore,
@@ -202,7 +202,7 @@ impl BlockSpaceManager {
     }
 
     /// Tokens of a waiting sequence that are computed already in all KV groups, or in this step:
-    /// what admission need not charge.
+    /// admission does not charge them.
     pub(crate) fn num_cached_tokens(&self, store: &SequenceStore, seq: &Sequence) -> usize {
         if self.config.choices.charge_cached_tokens {
             return 0;
@@ -215,7 +215,7 @@ impl BlockSpaceManager {
         let most = (seq.len() - 1) / block_size;
         let contents: Vec<_> = self.usable_blocks(store, seq).take(most).collect();
         let mut num_blocks = contents.len();
-        // A group that has less may have it in a place where another has nothing.
+        // A shorter prefix cached in one group may not be cached in another.
         loop {
             let longest = (self.groups.iter())
                 .fold(num_blocks, |most, group| group.longest_hit(&contents, most));
@@ -226,14 +226,14 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Whether a sequence may begin in every KV group after what the first has computed.
+    /// Whether a sequence may begin in every KV group after the prefix computed in the first.
     pub(super) fn follow_first(&self) -> bool {
         self.groups.iter().all(|group| group.kind.follows_first())
     }
 
-    /// Says that the row of `seq` in this step computes its tokens up to `num_tokens`.
+    /// Marks the tokens of `seq` up to `num_tokens` as computed by its row of this step.
     pub(super) fn mark_pending(&mut self, seq: &Sequence, num_tokens: usize) {
-        // Asked first: a division for nothing would cost as much as the rest of a decode row.
+        // Checked first: a needless division would cost as much as the rest of a decode row.
         let Some(cache) = self.tiers.gpu.cached_mut() else { return };
         let block_size = self.config.block_size;
         for index in seq.num_computed_tokens / block_size..num_tokens / block_size {
@@ -241,8 +241,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Says that the tokens of a sequence from `first` to its computed count have been computed, in
-    /// this step or by what is in the lookahead slots, and frees what no later query sees.
+    /// Marks the tokens of a sequence from `first` to its computed count as computed, in this step
+    /// or in the lookahead slots, and frees the blocks that no later query sees.
     #[inline]
     pub(crate) fn mark_computed(
         &mut self,
@@ -263,9 +263,9 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Notes the blocks of `full` in the KV groups beside the first, and frees there what no later
-    /// query sees.
-    #[inline(never)] // what few models need stays out of the way of the rest
+    /// Records the blocks of `full` in the KV groups beside the first, and frees those there that
+    /// no later query sees.
+    #[inline(never)] // few models need it: kept out of the common path
     fn pass(&mut self, store: &mut SequenceStore, seq: SeqHandle, full: Range<usize>) {
         let entry = store.seq(seq);
         for index in full {
@@ -280,9 +280,9 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Says that the moves of the step have been made: what a sequence left on the host, or
-    /// brought back from it, was computed before.  Not all that the sequence counts, though: it
-    /// may count blocks of a sibling that has still to compute them.
+    /// Marks the blocks that the step moved to the tier of `seq` as computed, since their sources
+    /// were.  Not all blocks that the sequence counts are usable: it may count those of a sibling
+    /// that has still to compute them.
     pub(crate) fn mark_moved(&mut self, seq: &Sequence, is_on_device: bool) {
         let tier = if is_on_device { &mut self.tiers.gpu } else { &mut self.tiers.cpu };
         if let Some(cache) = tier.cached_mut() {
@@ -295,7 +295,7 @@ impl BlockSpaceManager {
         }
     }
 
-    /// Drops what the abandoned steps from `step_id` on computed or moved.
+    /// Drops the contents that the abandoned steps from `step_id` on computed or moved.
     pub(crate) fn abandon_since(&mut self, step_id: u64) {
         for cache in
             [&mut self.tiers.gpu, &mut self.tiers.cpu].into_iter().filter_map(Allocator::cached_mut)

@@ -12,7 +12,7 @@ use crate::sequence::{Chain, GroupHandle, SeqHandle, SequenceStore};
 use crate::space::group::{GroupBlocks, Tiers, moves_of};
 use crate::space::{AllocStatus, BlockSpaceManager, PROMISED};
 
-/// Where the blocks of a group go.
+/// Direction of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Out,
@@ -28,7 +28,7 @@ impl Direction {
         }
     }
 
-    /// Where the pairs go.
+    /// The list of pairs for this direction.
     fn pairs(self, moves: &mut Moves) -> &mut Vec<BlockPair> {
         match self {
             Self::Out => &mut moves.swap_out,
@@ -64,8 +64,8 @@ impl BlockSpaceManager {
         });
     }
 
-    /// Whether a swapped group can be swapped in.  Never does not occur: such a group is not
-    /// swapped out.
+    /// Whether a swapped group can be swapped in.  The result is not [`AllocStatus::Never`]: such a
+    /// group is not swapped out.
     pub fn can_swap_in(&self, store: &SequenceStore, group: GroupHandle) -> AllocStatus {
         let num_blocks = self.num_blocks_to_swap_in(store, group);
         let has_blocks = |(index, other): (usize, &GroupBlocks)| {
@@ -164,8 +164,8 @@ impl BlockSpaceManager {
         store.seq_mut(seq).chain = chain;
     }
 
-    /// The device block that a partly filled host block came from, if nothing else is in it yet.
-    /// Found only where blocks without full contents wait for eviction too.
+    /// The device block that a partly filled host block was swapped out of, if it still has those
+    /// contents.  Found only if blocks without full contents are evicted in order too.
     fn blank_twin(
         &mut self,
         direction: Direction,
@@ -187,8 +187,8 @@ impl BlockSpaceManager {
         }
     }
 
-    /// A block of the other tier for a block of a group, and whether the contents must be moved
-    /// there.  `lookup` is what a full block would be found by.
+    /// Takes a block of the other tier for a block of a group; returns whether the contents must be
+    /// moved there.  `lookup` is the lookup key of a full block.
     fn twin(
         &mut self,
         direction: Direction,

@@ -1,7 +1,7 @@
 //! Block tables: the map from the logical blocks of a sequence to physical blocks.
 //!
 //! [`crate::space`] counts the references.  A table of the first KV group grows by one of two
-//! rules: without end, or round a ring of as many blocks as a sliding window spans, where a new
+//! rules: without limit, or in a ring of as many blocks as a sliding window spans, where a new
 //! logical block replaces one that no query attends to any more.  Those of the other groups are
 //! [`SpanTable`]s.  Invariants:
 //! 1. Logical block `i` holds the keys and values of tokens `i * block_size ..` of its
@@ -33,7 +33,7 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// An empty table; `ring` blocks at most, or without end.
+    /// Creates an empty table of at most `ring` blocks, or without limit.
     pub fn new(ring: Option<usize>) -> Self {
         Self { blocks: Vec::new(), len: 0, ring: ring.and_then(NonZeroUsize::new) }
     }

@@ -19,7 +19,7 @@ pub struct SpanTable {
 }
 
 impl SpanTable {
-    /// The logical blocks from 0 on without those of `passed`, mapped to `blocks`.
+    /// Maps the logical blocks from 0 on, without those of `passed`, to `blocks`.
     pub(crate) fn new(passed: Range<usize>, blocks: Vec<BlockId>) -> Self {
         Self { passed, blocks }
     }

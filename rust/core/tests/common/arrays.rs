@@ -23,7 +23,7 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// Those of the open step, filled.
+    /// Creates arrays, filled for the open step.
     pub fn filled(scheduler: &Scheduler, limits: &Limits) -> Self {
         let num_groups = limits.cache.groups.len();
         let limits = &limits.scheduler;

@@ -1,4 +1,4 @@
-//! The KV groups beside the first, each as a model that knows nothing but the moves.
+//! The KV groups beside the first, each as a model that knows only the moves.
 
 use pagedserve_core::config::{CacheConfig, KvGroup, KvKind};
 use pagedserve_core::outputs::{Moves, SchedulerOutputs};
@@ -6,10 +6,10 @@ use pagedserve_core::outputs::{Moves, SchedulerOutputs};
 use crate::common::arrays::Arrays;
 use crate::common::slots::{Slots, at, copy_block, write};
 
-/// What lies in the slots of both tiers of a group's pool.
+/// Contents of the slots of both tiers of a group's pool.
 pub struct GroupModel {
     group: KvGroup,
-    /// Place of the group among those beside the first.
+    /// Index of the group among those beside the first.
     index: usize,
     block_size: usize,
     device: Slots,
@@ -17,7 +17,7 @@ pub struct GroupModel {
 }
 
 impl GroupModel {
-    /// One for each group with a pool of its own, empty.
+    /// Creates an empty model for each group with a separate pool.
     pub fn all(cache: &CacheConfig) -> Vec<Self> {
         let groups = cache.groups.iter().enumerate();
         let with_pool = groups.filter(|(_, group)| group.kind != KvKind::Cross);
@@ -59,8 +59,8 @@ impl GroupModel {
         }
     }
 
-    /// Each query of a row finds the keys that it sees, once all rows have written; a state is that
-    /// of all tokens before the row, and becomes that of the last.
+    /// Asserts that each query of a row finds the keys that it sees, once all rows have written; a
+    /// state is that of all tokens before the row, and becomes that of the last.
     pub fn attend(
         &mut self,
         outputs: &SchedulerOutputs,

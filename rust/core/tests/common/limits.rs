@@ -36,8 +36,8 @@ fn cache() -> impl Strategy<Value = CacheConfig> {
     )
 }
 
-/// Of any kind; `num_gpu_blocks` stands for the blocks of so many sequences, once the limits are
-/// known.
+/// Groups of any kind; `num_gpu_blocks` is a number of sequences, which becomes one of blocks once
+/// the limits are known.
 fn group() -> impl Strategy<Value = KvGroup> {
     (0..7usize, 1..20usize, 1..9usize, 0..30usize, 1..5usize).prop_map(
         |(kind, window, num_sink_tokens, num_cpu_blocks, num_seqs)| {
@@ -82,7 +82,7 @@ fn scheduler() -> impl Strategy<Value = SchedulerConfig> {
     })
 }
 
-/// Any that fit each other.
+/// Any limits that fit each other.
 pub fn limits() -> impl Strategy<Value = Limits> {
     (cache(), scheduler()).prop_map(|(mut cache, mut scheduler)| {
         let has = |wanted: fn(KvKind) -> bool| cache.groups.iter().any(|g| wanted(g.kind));
@@ -97,7 +97,7 @@ pub fn limits() -> impl Strategy<Value = Limits> {
         if has_windows {
             cache.sliding_window = None;
         }
-        // As the scheduler asks: a chunk of whole blocks must not be rounded down to nothing.
+        // The scheduler requires it: a chunk of whole blocks must not be rounded down to nothing.
         if scheduler.choices.whole_block_chunks {
             scheduler.max_num_batched_tokens =
                 scheduler.max_num_batched_tokens.next_multiple_of(cache.block_size);

@@ -27,7 +27,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The defaults but for a few.
+    /// The default limits, changed by `change`.
     pub fn with(change: impl FnOnce(&mut CacheConfig, &mut SchedulerConfig)) -> Self {
         let mut limits = Self::default();
         change(&mut limits.cache, &mut limits.scheduler);
@@ -56,7 +56,7 @@ pub fn update(
     update_drafted(scheduler, step_id, outputs, |_| Vec::new())
 }
 
-/// The same where before an output's token those come that `accepted` says of its row.
+/// As `update`, where the tokens that `accepted` returns for a row precede its output's token.
 pub fn update_drafted(
     scheduler: &mut Scheduler,
     step_id: u64,
@@ -76,7 +76,7 @@ pub fn update_drafted(
     scheduler.update(step_id, results).map(|updated| updated.handles.to_vec())
 }
 
-/// Lists one behind another, and where each begins.
+/// Concatenates lists; returns the start of each too.
 fn packed(lists: impl Iterator<Item = Vec<i32>>) -> (Vec<i32>, Vec<i32>) {
     let (mut start, mut all) = (vec![0], Vec::new());
     for list in lists {
@@ -86,7 +86,7 @@ fn packed(lists: impl Iterator<Item = Vec<i32>>) -> (Vec<i32>, Vec<i32>) {
     (start, all)
 }
 
-/// Gives rows of the open step drafts; nothing where there are none.
+/// Adds drafts to rows of the open step, if there are any.
 pub fn propose(
     scheduler: &mut Scheduler,
     step_id: u64,
@@ -104,7 +104,7 @@ pub fn sampled_rows(scheduler: &Scheduler) -> Vec<usize> {
     rows.filter(|(_, row)| row.is_sampled).map(|(index, _)| index).collect()
 }
 
-/// One output a sampled row, all living on.
+/// One output per sampled row, all of which continue.
 pub fn one_each(scheduler: &Scheduler, token: i32) -> Vec<Output> {
     let rows = sampled_rows(scheduler).into_iter();
     rows.map(|row| Output { row, token, finish: false }).collect()
@@ -129,7 +129,7 @@ pub fn add(scheduler: &mut Scheduler, first: i32, len: usize) -> (GroupHandle, S
     add_wide(scheduler, first, len, 1)
 }
 
-/// The same for a group of up to `width` sequences.
+/// As `add`, for a group of up to `width` sequences.
 pub fn add_wide(
     scheduler: &mut Scheduler,
     first: i32,
@@ -142,7 +142,7 @@ pub fn add_wide(
     scheduler.add_seq_group(&request).unwrap()
 }
 
-/// Nothing lives and every block is free.
+/// Asserts that nothing lives and every block is free.
 pub fn assert_all_returned(scheduler: &Scheduler) {
     scheduler.check().unwrap();
     assert!(scheduler.queues().is_empty());
