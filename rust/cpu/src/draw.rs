@@ -25,9 +25,9 @@ use crate::logits::Logits;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
-/// How far below the largest logit, in temperatures, top-k and top-p search, one after the other.
+/// Distances below the largest logit, in temperatures, that top-k and top-p search in turn.
 const DEPTHS: [f64; 4] = [4.0, 12.0, 36.0, f64::INFINITY];
-/// A mask that has tokens in fewer than one of so many words allows few.
+/// A mask allows few tokens if fewer than one of this many words has any.
 const FEW_OF: usize = 8;
 /// Logits that are compared together.
 const STRETCH: usize = 64;
@@ -62,7 +62,7 @@ pub struct Draws<'a> {
 
 /// Samples tokens from logits.
 ///
-/// The `tokens` of rows whose peak is not finite mean nothing.
+/// The `tokens` of rows whose peak is not finite are undefined.
 ///
 /// # Errors
 /// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
@@ -257,7 +257,7 @@ impl Row<'_> {
         }
     }
 
-    /// Gathers the tokens whose logit is at most so many temperatures below the largest.
+    /// Gathers the tokens whose logit is at most `depth` temperatures below the largest.
     #[inline(always)]
     fn gather(&mut self, depth: f64) {
         #[expect(clippy::cast_possible_truncation, reason = "any number below will do")]
@@ -312,9 +312,8 @@ impl Row<'_> {
         }
     }
 
-    /// Drops what is less likely than the token that reaches top-p of `total`; keeps all if none does.
-    ///
-    /// Returns whether one does.
+    /// Drops what is less likely than the token that reaches top-p of `total`; keeps all if no
+    /// token does.  Returns whether one does.
     fn keep_nucleus(&mut self, total: f64) -> bool {
         let goal = self.sampling.top_p * total;
         let Scratch { kept, ordered, .. } = &mut *self.scratch;
@@ -372,7 +371,7 @@ fn weight_of(logit: f32, peak: f64, temperature: f64) -> f64 {
 fn exp(x: f64) -> f64 {
     const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    /// Adding it leaves the nearest whole number in the last bits.
+    /// The sum with it has the nearest whole number in its last bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
     let bounded = x.clamp(-709.0, 700.0);
     let shifted = bounded * std::f64::consts::LOG2_E + ROUND;
@@ -387,7 +386,7 @@ fn exp(x: f64) -> f64 {
     if x >= -708.0 { power } else { 0.0 }
 }
 
-/// From that of 13 to that of 0.
+/// The inverse factorials of 13 down to 0.
 const INVERSE_FACTORIALS: [f64; 14] = {
     let (mut factors, mut factorial, mut number) = ([1.0; 14], 1.0, 1.0);
     let mut place = 13;

@@ -1,4 +1,4 @@
-//! Stored numbers as vectors take them.
+//! Stored numbers, in the form that vectors take.
 #![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -8,14 +8,14 @@ use crate::vectors::Vectors;
 
 /// Unit of a panel for one lane of a vector.
 pub(crate) trait Lane: Copy {
-    /// Sixteen of them, as tiles take them.
+    /// Loads sixteen of them, in the form that tiles take.
     ///
     /// # Safety
     /// The CPU has the instructions of `I`, and 16 can be read.
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
 }
 
-/// A unit, whose bits are not looked at.
+/// A unit, whose bits are passed on unchanged.
 impl Lane for u32 {
     #[inline(always)]
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
@@ -24,7 +24,7 @@ impl Lane for u32 {
     }
 }
 
-/// A whole number, which meets float32.
+/// A whole number, which is multiplied as float32.
 impl Lane for i8 {
     #[inline(always)]
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
@@ -33,7 +33,7 @@ impl Lane for i8 {
     }
 }
 
-/// A float8, which meets float32.
+/// A float8, which is multiplied as float32.
 impl<const FRACTION: u32> Lane for Float8<FRACTION> {
     #[inline(always)]
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
@@ -42,7 +42,7 @@ impl<const FRACTION: u32> Lane for Float8<FRACTION> {
     }
 }
 
-/// A stored number, and how vectors take it.
+/// A stored number, and its vector operations.
 pub(crate) trait Element: Stored {
     /// Numbers in 32 bits.
     const PER_UNIT: usize;
@@ -62,7 +62,7 @@ pub(crate) trait Element: Stored {
     /// Stores 16 numbers.
     ///
     /// # Safety
-    /// The CPU has the instructions of `I`, and `to` has room for `16 / PER_UNIT` units.
+    /// The CPU has the instructions of `I`, and `to` can hold `16 / PER_UNIT` units.
     unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32);
 }
 
@@ -155,7 +155,7 @@ mod tests {
         a.is_nan() && b.is_nan() || a.to_bits() == b.to_bits()
     }
 
-    /// Every float16, and what lies between it and the next, through the vectors of a set.
+    /// Every float16, and numbers between it and the next, through the vectors of a set.
     struct EveryNumber;
 
     impl Kernel for EveryNumber {
@@ -201,7 +201,7 @@ mod tests {
                 }
                 (numbers[8], numbers[9], numbers[10]) = (f32::INFINITY, f32::MAX, 1e-40);
                 let mut stored = [0_u16; PANEL];
-                // SAFETY: 16 numbers, and room for eight units.
+                // SAFETY: 16 numbers, and memory for eight units.
                 unsafe {
                     Float16::store::<I>(I::load(numbers.as_ptr()), stored.as_mut_ptr().cast());
                 };

@@ -68,7 +68,7 @@ pub(crate) enum Rowwise<'a> {
 /// pairs the halves of a head).
 #[derive(Clone, Copy)]
 pub(crate) struct Rotation<'a> {
-    /// `[rows, stride]`: query heads, then key heads, then what is left alone.
+    /// `[rows, stride]`: query heads, then key heads, then elements that are not rotated.
     pub(crate) heads: *mut u8,
     /// Elements from a row to the next.
     pub(crate) stride: usize,
@@ -95,7 +95,7 @@ const FEW_NUMBERS: usize = 16_384;
 /// Rows of a work item.
 const ITEM_ROWS: usize = 4;
 
-/// Does `work` to `num_rows` rows of about `row_len` numbers each.
+/// Applies `work` to `num_rows` rows of about `row_len` numbers each.
 ///
 /// # Safety
 /// The rows exist; no other code accesses the written ones during the call.
@@ -187,13 +187,13 @@ unsafe fn widen<I: Vectors, E: Element>(from: *const E, to: *mut f32, len: usize
     }
 }
 
-/// Whole vectors of a row, and what is left.
+/// Whole vectors of a row, and the remaining numbers.
 fn split(len: usize) -> (usize, std::ops::Range<usize>) {
     let whole = len - len % PANEL;
     (whole, whole..len)
 }
 
-/// `to` may be `from`.
+/// Normalises a row; `to` may be `from`.
 #[inline(always)]
 unsafe fn normalise<I: Vectors, E: Element>(
     norm: Norm<'_>,

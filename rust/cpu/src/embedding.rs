@@ -16,7 +16,7 @@ use crate::team::Execution;
 /// Weights that are not as their fields say, a feature that does not exist.
 ///
 /// # Safety
-/// `output` has room for K elements a feature, and no other code accesses it during the call.
+/// `output` can hold K elements a feature, and no other code accesses it during the call.
 pub unsafe fn gather(
     weights: &Weights<'_>,
     features: &[i32],
@@ -85,7 +85,7 @@ impl Gathered<'_> {
     /// Writes numbers in the layer's dtype.
     ///
     /// # Safety
-    /// The row has room for them.
+    /// The row can hold them.
     unsafe fn write_numbers<E: Stored>(&self, row: usize, numbers: &[f32]) {
         let output = self.output.pointer.cast::<E>().wrapping_add(row * self.output.stride);
         for (index, number) in numbers.iter().enumerate() {
@@ -94,10 +94,10 @@ impl Gathered<'_> {
         }
     }
 
-    /// Writes a feature's lanes as what they stand for.
+    /// Writes a feature's lanes, converted by `meaning`.
     ///
     /// # Safety
-    /// The row has room for as many `T` as a feature has lanes.
+    /// The row can hold as many `T` as a feature has lanes.
     unsafe fn write<L: Copy, T>(&self, row: usize, lanes: &[L], meaning: impl Fn(L) -> T) {
         let (depth, feature) = (self.weights.depth(), self.feature(row));
         let first = feature / PANEL_FEATURES * depth * PANEL_FEATURES + feature % PANEL_FEATURES;

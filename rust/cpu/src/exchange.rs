@@ -1,20 +1,20 @@
 //! Sums over processes of one machine, through memory that all of them map.
 //!
-//! Owns the layout: a word for each rank that counts the pieces it has written, and two buffers of
-//! one piece for each, used alternately.
+//! Owns the layout: a word for each rank that counts the chunks it has written, and two buffers of
+//! one chunk for each, used alternately.
 //!
 //! # Invariants
 //!
 //! 1. Ranks exchange the same sizes in the same order.
-//! 2. A piece is overwritten when all have read it: who writes the piece after next has seen that
-//!    all have written the next one, which each does when it has read this one.
+//! 2. A chunk is overwritten when all ranks have read it: the writer of the chunk after next has
+//!    seen that all have written the next one, which each does when it has read this one.
 //! 3. Numbers are added in the order of ranks, in float32, and rounded once: all ranks have the
 //!    same sum, to the last bit.
 //! 4. No call waits longer than its timeout: a call that timed out continues when it is repeated.
 //!
 //! # Costs
 //!
-//! A bump and a wake-up for each piece, some 10 us; each byte is written once and read by each
+//! A bump and a wake-up for each chunk, some 10 us; each byte is written once and read by each
 //! rank.
 #![expect(unsafe_code, reason = "places are addresses in memory that other processes map")]
 
@@ -29,34 +29,34 @@ const LINE: usize = 64;
 /// Numbers that are added up at once.
 const BLOCK: usize = 256;
 
-// SAFETY: an address, that any thread may hold; who makes calls with it answers for the rest.
+// SAFETY: any thread may hold an address; the caller of `sum` and `gather` upholds the rest.
 unsafe impl Send for Exchange {}
 
-/// One rank's side.
+/// One rank's part in the exchange.
 #[derive(Debug)]
 pub struct Exchange {
     memory: *mut u8,
     rank: usize,
     num_ranks: usize,
     piece_bytes: usize,
-    /// Pieces that this rank has written.
+    /// Number of chunks that this rank has written.
     num_written: u32,
-    /// Whether the next piece of the continued call is among them.
+    /// Whether the next chunk of the continued call is among them.
     is_written: bool,
     /// Bytes of that call that are done.
     num_done: usize,
 }
 
 impl Exchange {
-    /// Bytes of the memory.
+    /// Bytes of the shared memory.
     pub const fn num_bytes(num_ranks: usize, piece_bytes: usize) -> usize {
         num_ranks * (LINE + 2 * piece_bytes)
     }
 
-    /// Of memory that was zero before the first rank came.
+    /// Creates a rank's part over memory that was zero before the first rank started.
     ///
     /// # Errors
-    /// A rank that does not exist, pieces of no whole lines, an address of none.
+    /// A rank that does not exist, chunks of no whole cache lines, a null or misaligned address.
     ///
     /// # Safety
     /// [`Exchange::num_bytes`] of memory are mapped there for as long as this lives, and each rank
@@ -81,7 +81,7 @@ impl Exchange {
         Ok(Self { memory, rank, num_ranks, piece_bytes, num_written, is_written, num_done })
     }
 
-    /// Adds up `num` numbers over the ranks, in place; false where one has not come within
+    /// Adds up `num` numbers over the ranks, in place; false if a rank did not write within
     /// `patience`, or [`futex::wait`] returned early: then the same call must be repeated.
     ///
     /// # Errors
@@ -103,13 +103,13 @@ impl Exchange {
             DType::Float16 => add_up::<Float16>,
         };
         while let Some((start, len)) = self.piece(num * dtype.size()) {
-            // SAFETY: the piece lies in the numbers.
+            // SAFETY: the chunk lies in the numbers.
             let piece = unsafe { values.add(start) };
             // SAFETY: the same.
             if !unsafe { self.meet(piece, len, patience) } {
                 return Ok(false);
             }
-            // SAFETY: all places hold a piece, and nobody writes them before this rank's next.
+            // SAFETY: all places hold a chunk, and no rank writes them before this rank's next.
             unsafe { add_up(piece, len / dtype.size(), self) };
             self.go_on(len);
         }
@@ -117,11 +117,11 @@ impl Exchange {
         Ok(true)
     }
 
-    /// Puts the bytes of all ranks side by side, in their order; false as of [`Exchange::sum`].
+    /// Concatenates the bytes of all ranks, in order; false as in [`Exchange::sum`].
     ///
     /// # Safety
     /// `from` has `num_bytes`, `to` as many for each rank, and no other code accesses them until a
-    /// call has given true.
+    /// call has returned true.
     pub unsafe fn gather(
         &mut self,
         (from, to): (*const u8, *mut u8),
@@ -129,12 +129,12 @@ impl Exchange {
         patience: Duration,
     ) -> bool {
         while let Some((start, len)) = self.piece(num_bytes) {
-            // SAFETY: the piece lies in the bytes.
+            // SAFETY: the chunk lies in the bytes.
             if !unsafe { self.meet(from.add(start), len, patience) } {
                 return false;
             }
             for rank in 0..self.num_ranks {
-                // SAFETY: as of `sum`, and the output has room.
+                // SAFETY: as in `sum`, and the output can hold all chunks.
                 unsafe {
                     let place = to.add(rank * num_bytes + start);
                     place.copy_from_nonoverlapping(self.place(rank), len);
@@ -146,13 +146,13 @@ impl Exchange {
         true
     }
 
-    /// Start and length of the next piece of a call of this many bytes.
+    /// Start and length of the next chunk of a call of this many bytes.
     fn piece(&self, num_bytes: usize) -> Option<(usize, usize)> {
         let len = self.piece_bytes.min(num_bytes.saturating_sub(self.num_done));
         (len > 0).then_some((self.num_done, len))
     }
 
-    /// Publishes a piece; returns whether all ranks have published theirs.
+    /// Publishes a chunk; returns whether all ranks have published theirs.
     unsafe fn meet(&mut self, piece: *const u8, len: usize, patience: Duration) -> bool {
         if !self.is_written {
             self.num_written = self.num_written.wrapping_add(1);
@@ -180,7 +180,7 @@ impl Exchange {
         unsafe { self.memory.add(rank * LINE).cast() }
     }
 
-    /// Buffer of a rank's piece of this turn.
+    /// Buffer of a rank's chunk of this turn.
     const fn place(&self, rank: usize) -> *mut u8 {
         let turn = (self.num_written % 2) as usize;
         let start = self.num_ranks * LINE + (turn * self.num_ranks + rank) * self.piece_bytes;
@@ -189,7 +189,7 @@ impl Exchange {
     }
 }
 
-/// Writes the sums of what lies in the places.
+/// Writes the sums of the chunks in the places.
 unsafe fn add_up<N: Stored>(to: *mut u8, num: usize, exchange: &Exchange) {
     // SAFETY: the caller has as many numbers there, and in every place.
     let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<N>(), num) };

@@ -1,14 +1,14 @@
-//! Words in memory that processes share: one counts up, others sleep until it does.
+//! Words in memory that processes share: one process increments, others sleep until it does.
 //!
 //! # Invariants
 //!
 //! 1. Writes before a bump are visible to a process that sees the bump.
-//! 2. A bump between a look and the sleep is not lost: the kernel looks again.
+//! 2. A bump between a check and the sleep is not lost: the kernel checks again.
 //!
 //! # Costs
 //!
-//! A bump is one system call, with or without waiters; a wake-up is some 5 us on the other side.
-//! Who sleeps takes no processor time.
+//! A bump is one system call, with or without waiters; a wake-up is some 5 us on the other side.  A
+//! process that sleeps takes no processor time.
 #![expect(unsafe_code, reason = "words are addresses in memory that other processes map")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ pub unsafe fn bump(word: *mut u32) {
     // SAFETY: the caller's promise.
     let atomic = unsafe { AtomicU32::from_ptr(word) };
     atomic.fetch_add(1, Ordering::Release);
-    // SAFETY: a wake reads no memory; that nobody may be waiting is no error.
+    // SAFETY: a wake reads no memory; a wake without waiters is no error.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -49,7 +49,7 @@ pub unsafe fn wait(word: *mut u32, seen: u32, timeout: Duration) -> u32 {
 mod tests {
     use super::*;
 
-    /// What a word becomes, which must be soon.
+    /// The value that a word changes to, within ten seconds.
     unsafe fn changed(word: *mut u32, seen: u32) -> u32 {
         for _ in 0..1000 {
             // SAFETY: the caller's promise.

@@ -21,16 +21,16 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
-    /// All of them, the best of an architecture last.
+    /// All sets, the best of an architecture last.
     pub const ALL: [Self; 5] =
         [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16, Self::Neon];
 
-    /// The best that this CPU has.
+    /// The best set that this CPU has.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|set| set.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU has the set.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -67,7 +67,7 @@ impl InstructionSet {
     /// Runs a kernel with these instructions.
     ///
     /// # Safety
-    /// The CPU has them, and the conditions of the kernel hold.
+    /// The CPU has the instructions, and the conditions of the kernel hold.
     pub(crate) unsafe fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: the caller's promise.
         unsafe {

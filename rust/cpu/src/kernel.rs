@@ -1,9 +1,9 @@
 //! The two register tiles: scores of queries with keys, sums of values by weight; the second
 //! is also the product of rows with a panel of a linear layer.
 //!
-//! Both walk units down their operands, broadcast one unit of a row and meet whole vectors; the
-//! sums stay in registers.  Every sum is made in the order of its units, whatever the tile's
-//! shape, so that a row's numbers do not depend on the rows beside it.
+//! Both iterate over the units of their operands and multiply one broadcast unit of a row with
+//! whole vectors; the sums stay in registers.  Every sum is made in the order of its units,
+//! whatever the tile's shape, so that a row's numbers do not depend on the rows beside it.
 #![expect(unsafe_code, reason = "pointers that walk panels, without bounds checks between loads")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
@@ -55,9 +55,9 @@ pub(crate) struct Segment<L> {
     pub(crate) ahead: *const L,
 }
 
-/// Up to so many rows, as when decoding, reading takes longer than computing.
+/// Largest number of rows for which, as when decoding, reading takes longer than computing.
 const PREFETCH_ROWS: usize = 4;
-/// Bytes that come from memory together.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
 /// The most vectors of a tile that are no more than `left`.
@@ -100,8 +100,8 @@ macro_rules! for_groups {
 /// Scores of all rows with the keys of some panels, times `factor`.
 ///
 /// # Safety
-/// The CPU has the instructions; rows have `depth` units, panels `depth * 16` lanes, results room
-/// for 16 numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] says.
+/// The CPU has the instructions; rows have `depth` units, panels `depth * 16` lanes, results 16
+/// numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] returns.
 #[inline(always)]
 pub(crate) unsafe fn scores<I: Vectors, E: Element, L: Lane>(
     rows: Rows,
@@ -145,7 +145,7 @@ unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
                 let lanes = panels[vector].wrapping_add(unit * PANEL);
                 keys[vector] = L::load::<I>(lanes);
                 if R <= PREFETCH_ROWS && (unit * PANEL * size_of::<L>()).is_multiple_of(LINE) {
-                    // The values of the same tokens.
+                    // Prefetch the values of the same tokens.
                     I::prefetch(lanes.wrapping_add(depth * PANEL).cast());
                 }
             }
@@ -251,8 +251,8 @@ unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
 /// then its seconds.
 ///
 /// # Safety
-/// The CPU has the instructions; there are `len` rows of `columns` pairs, a multiple of 16, and room
-/// for twice as many numbers.
+/// The CPU has the instructions; there are `len` rows of `columns` pairs, a multiple of 16, and
+/// memory for twice as many numbers.
 #[inline(always)]
 pub(crate) unsafe fn unpack<I: Vectors>(
     pairs: *const u32,

@@ -1,4 +1,4 @@
-//! A whole decoder layer in one call: what Llama and its relatives compute for a flat batch.
+//! A whole decoder layer in one call, of Llama and related models, for a flat batch.
 //!
 //! `h += output(attention(rotate(qkv(norm(h)))))`, then `h += down(gate_up(norm(h)))`, with norms
 //! of heads, and of what is added, where a family has them.  Each of the four products may have
@@ -6,8 +6,8 @@
 //!
 //! # Costs
 //!
-//! Eight thread barriers, and one more for each product with adapters.  Memory of the
-//! caller's thread, kept for the next call: queries, keys, values and answers of all tokens, and
+//! Eight thread barriers, and one more for each product with adapters.  Memory of the caller's
+//! thread, kept for the next call: queries, keys, values and attention outputs of all tokens, and
 //! the rest for `CHUNK_TOKENS` tokens at a time, which keeps it in the caches.
 #![expect(unsafe_code, reason = "hidden states and pools are addresses of tensors")]
 
@@ -22,7 +22,7 @@ use crate::number::{DType, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
 
-/// Tokens that all linear layers after attention are done for, before the next ones.
+/// Tokens for which all linear layers after attention are computed before the next tokens.
 const CHUNK_TOKENS: usize = 512;
 
 thread_local! {
@@ -32,7 +32,7 @@ thread_local! {
 /// Weights of a layer; F hidden features, H query heads and Hkv KV heads of size D.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
-    /// Of hidden states, weights, keys and values.
+    /// Type of hidden states, weights, keys and values.
     pub dtype: DType,
     /// Number of query heads, H.
     pub num_heads: usize,
@@ -52,19 +52,19 @@ pub struct Layer<'a> {
     pub query_norm: Option<Norm<'a>>,
     /// Norm weight of each key head, `[D]`.
     pub key_norm: Option<Norm<'a>>,
-    /// F to `(H + 2 Hkv) * D`.
+    /// Query, key and value projection, F to `(H + 2 Hkv) * D`.
     pub qkv: Weights<'a>,
-    /// `H * D` to F.
+    /// Output projection, `H * D` to F.
     pub output: Weights<'a>,
-    /// F to twice the inner features, half panels of each in turn.
+    /// Gate and up projection, F to twice the inner features, half panels of each in turn.
     pub gate_up: Weights<'a>,
-    /// Between gate and up.
+    /// Activation between gate and up.
     pub activation: Activation,
-    /// The inner features to F.
+    /// Down projection, the inner features to F.
     pub down: Weights<'a>,
 }
 
-// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+// SAFETY: any thread may hold addresses; the caller of a kernel upholds the rest.
 unsafe impl Send for LayerMemory {}
 
 /// The memory of a call; T tokens.
@@ -80,7 +80,7 @@ pub struct LayerMemory {
     pub rotary_size: usize,
     /// `num_blocks` blocks of `block_size` tokens in the layout of [`crate::attention`].
     pub pool: *mut u8,
-    /// Of keys and values in the pool.
+    /// Type of keys and values in the pool.
     pub cache_dtype: CacheDType,
     /// Blocks of the pool.
     pub num_blocks: usize,
@@ -92,7 +92,7 @@ pub struct LayerMemory {
 /// hidden states stay unchanged: the caller sums the parts of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
-    /// All of it, added to the hidden states.
+    /// The whole layer, added to the hidden states.
     Whole,
     /// Output of attention, before its norm.
     Attention(*mut u8),
@@ -106,13 +106,13 @@ unsafe impl Send for Part {}
 /// The adapters of a layer's products.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LayerAdapters<'a> {
-    /// Of queries, keys and values.
+    /// Adapters of the query, key and value projection.
     pub qkv: &'a [Group<'a>],
-    /// Of the output of attention.
+    /// Adapters of the output projection.
     pub output: &'a [Group<'a>],
-    /// Of gates and ups.
+    /// Adapters of the gate and up projection.
     pub gate_up: &'a [Group<'a>],
-    /// Of what the gated layers add.
+    /// Adapters of the down projection.
     pub down: &'a [Group<'a>],
 }
 
@@ -121,7 +121,7 @@ impl Layer<'_> {
         self.attention_norm.weight.len()
     }
 
-    /// Features of queries, keys and values.
+    /// Number of features of queries, keys and values.
     fn qkv_size(&self) -> usize {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_size
     }
@@ -174,13 +174,13 @@ impl Layer<'_> {
 
 /// Intermediate results of a call, each `[tokens, features]`.
 struct Buffers {
-    /// Of a chunk: normalised hidden states, or what is to be added.
+    /// Normalised hidden states of a chunk, or the numbers to be added to them.
     normed: *mut u8,
-    /// Of all tokens.
+    /// Queries, keys and values of all tokens.
     qkv: *mut u8,
-    /// Of all tokens.
+    /// Attention outputs of all tokens.
     answers: *mut u8,
-    /// Of a chunk.
+    /// Inner features of a chunk.
     inner: *mut u8,
 }
 
@@ -227,7 +227,7 @@ pub unsafe fn forward(
     let mut scratch = SCRATCH.take();
     let buffers = Buffers::new(&mut scratch, layer, num_tokens);
     let call = Call { layer, part, memory, buffers: &buffers, adapters, execution };
-    // SAFETY: the caller's promise; buffers have room for the tokens.
+    // SAFETY: the caller's promise; the buffers can hold the tokens.
     let result = unsafe { call.run(rows, options) };
     SCRATCH.set(scratch);
     result
@@ -289,7 +289,7 @@ impl Call<'_> {
         }
     }
 
-    /// Bytes of some numbers.
+    /// Bytes of a number of elements.
     fn bytes(&self, numbers: usize) -> usize {
         numbers * self.layer.dtype.size()
     }
@@ -299,7 +299,7 @@ impl Call<'_> {
         self.memory.hidden.wrapping_add(self.bytes(token * self.layer.hidden_size()))
     }
 
-    /// A product whose rows lie side by side.
+    /// Computes a product whose rows lie side by side.
     unsafe fn linear(
         &self,
         (weights, adapters): (&Weights<'_>, Adapters<'_>),

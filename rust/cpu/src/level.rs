@@ -1,4 +1,4 @@
-//! Numbers of one byte that a pool has of keys and values, each times the scale of its key or value.
+//! One-byte keys and values of a pool, each multiplied by the scale of its key or value.
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::element::Lane;
@@ -6,14 +6,14 @@ use crate::number::{Float16, Stored};
 
 /// A number of one byte.
 pub(crate) trait Level: Lane {
-    /// The largest.
+    /// The largest level.
     const LARGEST: f32;
 
-    /// The nearest one of a number that is no larger, ties to even; zero of NaN.
+    /// The level nearest to a number that is no larger, ties to even; zero for NaN.
     fn nearest(number: f32) -> Self;
 }
 
-/// From -127 to 127.
+/// Whole numbers from -127 to 127.
 impl Level for i8 {
     const LARGEST: f32 = 127.0;
 
@@ -28,9 +28,9 @@ impl Level for i8 {
 
 /// A float8 of OCP's formats: E4M3 with 3 bits of fraction, E5M2 with 2; without infinity and NaN.
 ///
-/// Behind its sign are the bits of a float16 without the last ones of the fraction and, in E4M3,
-/// without the first of the exponent.  So it is read as float16 are, and an E4M3 counts as a 256th
-/// of what it is by its format, which the scale makes good.
+/// Its sign is followed by the bits of a float16 without the last ones of the fraction and, in
+/// E4M3, without the first of the exponent.  So it is read as a float16, and an E4M3 counts as a
+/// 256th of its format's value, which the scale compensates.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Float8<const FRACTION: u32>(u8);
@@ -51,7 +51,7 @@ impl<const FRACTION: u32> Level for Float8<FRACTION> {
     const LARGEST: f32 = if FRACTION == 3 { 448.0 / 256.0 } else { 57_344.0 };
 
     fn nearest(number: f32) -> Self {
-        /// Of float16, and of either format.
+        /// Smallest normal number of float16, and of either format.
         const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
         let number = if number.is_nan() { 0.0 } else { number };
         let power = f32::from_bits(number.to_bits() & 0x7f80_0000).max(SMALLEST_NORMAL);

@@ -11,7 +11,7 @@
 //!
 //! Work runs on the threads of a [`Team`], which are started once and sleep when idle.
 
-#![deny(unsafe_code)] // the modules with pointers and intrinsics say so and why
+#![deny(unsafe_code)] // modules with pointers and intrinsics allow it, with a reason
 
 #[cfg(target_endian = "big")]
 compile_error!("pairs of 16-bit numbers are read as little-endian words");

@@ -4,15 +4,15 @@
 //!
 //! `[N / 64][units of K][64]` units: the weights of 64 output features, a *panel*, lie side by side
 //! for each input feature (for each pair of bfloat16 input features).  N is rounded up to whole
-//! panels, the rest is zero.  A kernel walks down a panel and meets each unit of up to six rows
-//! with four vectors of weights; the 24 sums stay in registers.  (The blocking is that of Goto and
+//! panels, the rest is zero.  A kernel multiplies each unit of up to six rows with four vectors of
+//! a panel's weights; the 24 sums stay in registers.  (The blocking is that of Goto and
 //! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", section 4, without the
 //! packing of the rows, which are few.)
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
-//! float32 first, `WIDE_ROWS` at a time.  Panels of [`crate::bytes`] are met by rows that become
-//! bytes, as many at a time.
+//! float32 first, `WIDE_ROWS` at a time.  Panels of [`crate::bytes`] are multiplied with rows of
+//! bytes, which are quantised as many at a time.
 //!
 //! # Invariants
 //!
@@ -50,15 +50,15 @@ pub use weights::{Panels, Weights};
 
 /// Output features of a panel.
 pub const PANEL_FEATURES: usize = 64;
-/// Units of a panel that are met with all rows of an item before the next ones, and summed by
-/// themselves.  Few: rounding errors grow with the length of a block plus the number of blocks
+/// Units of a panel that are multiplied with all rows of an item before the next, and summed
+/// separately.  Few: rounding errors grow with the length of a block plus the number of blocks
 /// (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).  They take 48 KiB.
 pub(crate) const BLOCK_UNITS: usize = 192;
 /// Rows of an item, whole register tiles.  Few, so that two threads share a few panels evenly;
 /// more where rows are many, as each item reads its panel anew.
 const FEW_ROWS: usize = 24;
 pub(crate) const MANY_ROWS: usize = 48;
-/// Rows that lie in memory as float32 at once, beside what they were.
+/// Rows that are converted to float32 at once.
 const WIDE_ROWS: usize = 512;
 
 thread_local! {
@@ -81,9 +81,9 @@ pub enum Activation {
 /// Use of a product: written, added or gated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It is the output.
+    /// The product is the output.
     Store,
-    /// It is added to the output.
+    /// The product is added to the output.
     Add,
     /// The first 32 features of each panel, activated, times the last 32 are 32 output features.
     Gate(Activation),
@@ -99,7 +99,7 @@ impl Finish {
     }
 }
 
-// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+// SAFETY: any thread may hold addresses; the caller of a kernel upholds the rest.
 unsafe impl Send for Matrix {}
 
 /// `[rows, features]` in memory; the features of a row are contiguous.
@@ -111,7 +111,7 @@ pub struct Matrix {
     pub stride: usize,
 }
 
-/// Multiplies `num_rows` rows with the weights, and adds what their adapters give.
+/// Multiplies `num_rows` rows with the weights, and adds the outputs of their adapters.
 ///
 /// The output has `output_dtype`, float32 or that of the weights, and N features a row (N / 2 with
 /// [`Finish::Gate`]).
@@ -213,7 +213,7 @@ struct Product<'a> {
     finish: Finish,
     num_rows: usize,
     input: Matrix,
-    /// Of the input.
+    /// Type of the input.
     rows: DType,
     /// The input once it is quantised.
     bytes: Option<ByteRows>,
@@ -223,13 +223,13 @@ struct Product<'a> {
     additions: (&'a Additions<'a>, usize),
 }
 
-// SAFETY: the pointers are shared for reading, and each item writes features of its own.
+// SAFETY: the pointers are shared for reading, and each item writes separate features.
 unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
     fn run(&self, execution: &Execution<'_>) {
         execution.for_each(self.num_items(), &|item| {
-            // SAFETY: what made the product promises its memory; each item is done once.
+            // SAFETY: the creator of the product promises its memory; each item is done once.
             unsafe {
                 match (self.weights.panels, &self.bytes) {
                     (Panels::Bytes(panels), Some(rows)) => {
@@ -256,7 +256,7 @@ impl Product<'_> {
             let [to] = pieces(&mut wide, [num_rows * len]);
             let from = row_of(self.input, first, dtype);
             let work = Rowwise::Widen { from, stride: self.input.stride, len, to };
-            // SAFETY: the caller's promise; there is room for the rows.
+            // SAFETY: the caller's promise; the buffer can hold the rows.
             unsafe { for_rows(work, dtype, num_rows, len, execution) };
             let pointer = row_of(self.output, first, self.output_dtype);
             Product {
@@ -295,7 +295,7 @@ impl Product<'_> {
                 additions: (self.additions.0, self.additions.1 + first),
                 ..*self
             };
-            // SAFETY: the caller's promise; there is room for the rows.
+            // SAFETY: the caller's promise; the buffer can hold the rows.
             unsafe { quantise_rows((input, self.rows), in_features, num_rows, &rows, execution) };
             part.run(execution);
         }
@@ -380,7 +380,7 @@ impl Kernel for ByteItem<'_> {
         let (panel, first, num) = product.rows_of(item);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: the caller's promise; `sums` has room for the item's rows.
+        // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
             let part = Part { rows, first, num };
             sum_panel::<I>(&panels, product.weights.in_features, panel, part, sums);
@@ -394,7 +394,7 @@ impl Kernel for ByteItem<'_> {
 }
 
 impl Product<'_> {
-    /// An item of rows of `E` with lanes of `L`, whose result is stored as `O`.
+    /// Computes an item of rows of `E` with lanes of `L`, whose result is stored as `O`.
     #[inline(always)]
     unsafe fn multiply<I: Vectors, E: Element, O: Element, L: Lane>(
         &self,
@@ -411,7 +411,7 @@ impl Product<'_> {
         unsafe { self.multiply_segments::<I, E, O, L>(segment, item) };
     }
 
-    /// An item of rows of float32 with pairs of bfloat16, a block of which becomes float32 at a time.
+    /// Computes an item of float32 rows with pairs of bfloat16, widened a block at a time.
     #[inline(always)]
     unsafe fn multiply_unpacked<I: Vectors, O: Element>(&self, panels: &[u32], item: usize) {
         let depth = self.weights.depth();
@@ -429,7 +429,7 @@ impl Product<'_> {
         BLOCK.set(scratch);
     }
 
-    /// An item; `segment` gives a part of a panel, by its first unit and their number.
+    /// Computes an item; `segment` returns a part of a panel, by its first unit and their number.
     #[inline(always)]
     unsafe fn multiply_segments<I: Vectors, E: Element, O: Element, L: Lane>(
         &self,
@@ -439,7 +439,7 @@ impl Product<'_> {
         let (panel, first_row, num_rows) = self.rows_of(item);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: the caller's promise; `sums` has room for the item's rows.
+        // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
             let segment = |start, len| segment(panel, start, len);
             self.sum::<I, E, L>(segment, first_row, num_rows, sums);
@@ -454,7 +454,7 @@ impl Product<'_> {
         (panel, first_row, self.rows_per_item().min(self.num_rows - first_row))
     }
 
-    /// Writes what becomes of an item's sums.
+    /// Writes the outputs of an item's sums.
     #[inline(always)]
     unsafe fn end_item<I: Vectors, O: Element>(&self, item: usize, sums: *mut f32) {
         let (panel, first_row, num_rows) = self.rows_of(item);
@@ -514,7 +514,7 @@ impl Product<'_> {
         }
     }
 
-    /// Makes products of a row's sums: scales of int8 weights, and the bias.
+    /// Applies the scales of int8 weights, and the bias, to a row's sums.
     #[inline(always)]
     unsafe fn scale_and_shift(&self, panel: usize, sums: *mut f32) {
         let first = panel * PANEL_FEATURES;
@@ -533,7 +533,7 @@ impl Product<'_> {
         }
     }
 
-    /// Writes what becomes of a row's sums.
+    /// Writes the outputs of a row's sums.
     #[inline(always)]
     unsafe fn finish<I: Vectors, O: Element>(&self, panel: usize, row: usize, sums: *mut f32) {
         let row = self.output.pointer.cast::<O>().wrapping_add(row * self.output.stride);

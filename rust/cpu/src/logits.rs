@@ -1,4 +1,4 @@
-//! Rows of logits, as the kernels that sample read them.
+//! Rows of logits, in the form that the sampling kernels read.
 #![expect(unsafe_code, reason = "logits are the address of a tensor")]
 
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ pub struct Logits<'a> {
     pub address: *const f32,
     /// Logits of a row.
     pub vocab_size: usize,
-    /// Indices of the rows that are looked at; None for the first ones.
+    /// Indices of the rows that are read; None for the first ones.
     pub rows: Option<&'a [usize]>,
 }
 
@@ -19,7 +19,7 @@ pub struct Logits<'a> {
 unsafe impl Sync for Logits<'_> {}
 
 impl Logits<'_> {
-    /// Refuses what cannot be so many rows.
+    /// Refuses logits that cannot be `num_rows` rows.
     pub(crate) fn check(&self, num_rows: usize) -> Result<()> {
         if let Some(rows) = self.rows.filter(|rows| rows.len() != num_rows) {
             return Err(Error(format!("rows must have {num_rows} entries; got {}", rows.len())));
@@ -33,7 +33,7 @@ impl Logits<'_> {
     /// The logits of one of the rows.
     ///
     /// # Safety
-    /// They exist, and are not written.
+    /// The logits exist, and are not written.
     pub(crate) unsafe fn row(&self, row: usize) -> &[f32] {
         let place = self.rows.map_or(row, |rows| rows[row]);
         // SAFETY: the caller's promise.

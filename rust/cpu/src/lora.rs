@@ -47,9 +47,9 @@ thread_local! {
 /// Slice of an adapter: its product for adjacent features of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
-    /// Of the layer; gates come before ups.
+    /// First feature in the layer; gates come before ups.
     pub first_feature: usize,
-    /// r.
+    /// Rank, r.
     pub rank: usize,
     /// `[r, K]`.
     pub a: &'a [f32],
@@ -190,21 +190,21 @@ fn check_slices(slices: &[Slice<'_>], in_features: usize, out_features: usize) -
 pub struct Group<'a> {
     /// Weights of the adapter.
     pub low_rank: &'a LowRank,
-    /// Ascending.
+    /// Row numbers, ascending.
     pub rows: &'a [i32],
 }
 
 /// The adapters of a product.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Adapters<'a> {
-    /// No row is in two of them.
+    /// Groups of rows; no row is in two of them.
     pub groups: &'a [Group<'a>],
     /// Row number, in the groups, of the first row of the product.
     pub first_row: usize,
 }
 
 impl Group<'_> {
-    /// Places in `rows` of those from a row on.
+    /// Indices in `rows` of the rows from `first_row` on.
     #[inline(always)]
     fn within(&self, first_row: usize, num_rows: usize) -> Range<usize> {
         let place = |end: usize| {
@@ -405,7 +405,7 @@ struct Shared<'a> {
     dtype: DType,
 }
 
-// SAFETY: the pointers are shared for reading, and each item writes hidden numbers of its own.
+// SAFETY: the pointers are shared for reading, and each item writes separate hidden numbers.
 unsafe impl Sync for Shared<'_> {}
 
 /// Some rows with one adapter.
@@ -420,7 +420,7 @@ impl Kernel for Shrink<'_> {
         let mut memory = GATHERED.take();
         let (adapted, places) = &self.shared.items[self.item];
         let [rows] = pieces(&mut memory, [places.len() * adapted.group.low_rank.in_features]);
-        // SAFETY: the caller's promise; there is room for the rows.
+        // SAFETY: the caller's promise; the buffer can hold the rows.
         unsafe {
             match self.shared.dtype {
                 DType::Float32 => self.gather::<I, f32>(rows),
@@ -445,7 +445,7 @@ impl Shrink<'_> {
             let row = usize::try_from(row).unwrap_or(0) - first_row;
             let from = input.pointer.cast::<E>().wrapping_add(row * input.stride);
             let to = to.wrapping_add(index * depth);
-            // SAFETY: the row has `depth` numbers, and there is room for them.
+            // SAFETY: the row has `depth` numbers, and the buffer can hold them.
             unsafe {
                 for at in (0..whole).step_by(PANEL) {
                     I::store(E::load::<I>(from.add(at)), to.add(at));
@@ -478,7 +478,7 @@ impl Shrink<'_> {
                     result_stride: columns,
                     adds: start > 0,
                 };
-                // SAFETY: rows and `a` have `depth` units, and there is room for the results.
+                // SAFETY: rows and `a` have `depth` units, and `result` can hold the sums.
                 unsafe {
                     kernel::values::<I, f32, u32>(
                         tile,

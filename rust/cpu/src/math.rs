@@ -7,11 +7,11 @@ use std::f32::consts::LOG2_E;
 use crate::number::PANEL;
 use crate::vectors::Vectors;
 
-/// All lanes in one, pairs first.
+/// Combines all lanes by `f`, pairs first.
 #[inline(always)]
 pub(crate) unsafe fn across<I: Vectors>(numbers: I::V, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; PANEL];
-    // SAFETY: there is room for 16.
+    // SAFETY: the array holds 16 numbers.
     unsafe { I::store(numbers, lanes.as_mut_ptr()) };
     let mut width = PANEL / 2;
     while width > 0 {
@@ -28,7 +28,7 @@ pub(crate) unsafe fn across<I: Vectors>(numbers: I::V, f: impl Fn(f32, f32) -> f
 pub(crate) unsafe fn tanh_of_exponent<I: Vectors>(numbers: I::V) -> I::V {
     // SAFETY: the caller has the instructions.
     unsafe {
-        // From here on tanh is 1 in float32.
+        // Beyond this bound tanh is 1 in float32.
         let bounded = I::max(I::splat(-26.0), I::min(I::splat(26.0), numbers));
         let power = exp2::<I>(bounded);
         let ones = I::splat(1.0);
@@ -59,7 +59,7 @@ pub(crate) unsafe fn exp2<I: Vectors>(numbers: I::V) -> I::V {
 pub(crate) unsafe fn silu<I: Vectors>(numbers: I::V) -> I::V {
     // SAFETY: the caller has the instructions.
     unsafe {
-        // Beyond, the power overflows; the result is a denormal or zero.
+        // Beyond this bound the power overflows; the result is a denormal or zero.
         let exponent = I::min(I::splat(126.0), I::mul(numbers, I::splat(-LOG2_E)));
         I::div(numbers, I::add(I::splat(1.0), exp2::<I>(exponent)))
     }

@@ -14,7 +14,7 @@
 use crate::error::{Error, Result};
 use crate::team::Execution;
 
-// SAFETY: addresses, that any thread may hold; who calls a kernel with them answers for the rest.
+// SAFETY: any thread may hold addresses; the caller of a kernel upholds the rest.
 unsafe impl Send for Pools {}
 
 /// Two pools of a layer, or one of them twice: blocks go from one to the other.
@@ -22,11 +22,11 @@ unsafe impl Send for Pools {}
 pub struct Pools {
     /// `[num_sources, block_bytes]`.
     pub source: *const u8,
-    /// Blocks there.
+    /// Number of blocks of the source.
     pub num_sources: usize,
     /// `[num_destinations, block_bytes]`.
     pub destination: *mut u8,
-    /// Blocks there.
+    /// Number of blocks of the destination.
     pub num_destinations: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
@@ -57,7 +57,7 @@ pub unsafe fn copy_blocks(
     } else {
         execution.for_each(layers.len() * pairs.len(), &|item| {
             let (from, to) = pairs[item % pairs.len()];
-            // SAFETY: the same; nobody reads a destination, and each is written once.
+            // SAFETY: the same; no thread reads a destination, and each is written once.
             unsafe { shared.get(item / pairs.len()).copy(from, to) };
         });
     }

@@ -103,7 +103,7 @@ impl Vectors for Neon {
 
     #[inline(always)]
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V {
-        // The instruction for the minimum gives NaN where `a` is.
+        // The instruction for the minimum returns NaN if `a` is NaN.
         let min = |a, b| unsafe { vbslq_f32(vcltq_f32(a, b), a, b) };
         quarters!(min, a, b)
     }
@@ -233,7 +233,7 @@ impl Dots for Neon {
         unsafe {
             #[expect(clippy::cast_possible_truncation, reason = "up to 7")]
             let (down, mask) = (vdupq_n_s8(-from_bit as i8), vdupq_n_s8(mask.cast_signed()));
-            // Shifted as bytes without a sign.
+            // Shifted as unsigned bytes.
             let bits = |weights| {
                 let weights = vshlq_u8(vreinterpretq_u8_s8(weights), down);
                 vandq_s8(vreinterpretq_s8_u8(weights), mask)

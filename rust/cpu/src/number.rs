@@ -1,19 +1,19 @@
-//! Stored numbers, and the sizes everything is cut into.
+//! Stored numbers, and the sizes of panels and chunks.
 //!
 //! A *unit* is 32 bits of stored numbers: one float32, a pair of bfloat16 or one of float16.
-//! Kernels walk units, whatever is in them.
+//! Kernels process units, whatever type of number is in them.
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::error::{Error, Result};
 
 /// Tokens of a panel, and lanes of a vector.
 pub(crate) const PANEL: usize = 16;
-/// Panels of a chunk, the keys that are taken before the softmax is brought up to date.
+/// Panels of a chunk: the keys after which the online softmax is updated.
 pub(crate) const CHUNK_PANELS: usize = 8;
 /// Keys of a chunk.
 pub(crate) const CHUNK: usize = CHUNK_PANELS * PANEL;
 
-/// How numbers are stored.  They are computed in float32.
+/// Storage type of numbers, which are computed in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
     /// 32 bits.
@@ -38,7 +38,7 @@ impl DType {
         4 / self.size()
     }
 
-    /// Refuses what cannot be the address of such numbers.
+    /// Refuses an address that numbers of this type cannot have.
     pub(crate) fn check_address(self, name: &str, address: *const u8) -> Result<()> {
         let size = self.size();
         if !address.is_null() && address.addr().is_multiple_of(size) {
@@ -50,7 +50,7 @@ impl DType {
     }
 }
 
-/// Refuses what cannot be the address of units.
+/// Refuses an address that units cannot have.
 pub(crate) fn check_units(name: &str, address: *const u8) -> Result<()> {
     if !address.is_null() && address.addr().is_multiple_of(4) {
         return Ok(());
@@ -143,13 +143,13 @@ pub(crate) struct Float16(u16);
 const EXPONENT_SHIFT: u32 = (127 - 15) << 23;
 
 impl Float16 {
-    /// Of the lower 16 bits.
+    /// The float16 of the lower 16 bits.
     #[inline(always)]
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self((bits & 0xffff) as u16)
     }
 
-    /// Its bits.
+    /// The bits of the number.
     #[inline(always)]
     pub(crate) fn to_bits(self) -> u16 {
         self.0

@@ -1,8 +1,8 @@
 //! Huge pages.
 #![expect(unsafe_code, reason = "a system call")]
 
-/// Asks the system to back the whole huge pages of a range with huge pages, when they are first
-/// touched.  Where it cannot, nothing happens.
+/// Advises the system to back the whole huge pages of a range with huge pages, when they are first
+/// touched.  A system without them ignores the advice.
 pub fn advise_huge_pages(start: *mut u8, num_bytes: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: the advice changes how memory is backed, not what is in it; a range that is not

@@ -1,9 +1,9 @@
-//! A thread's memory between calls, cut into pieces.
+//! A thread's memory between calls, divided into buffers.
 
 use crate::number::PANEL;
 
-/// Pieces of these lengths, of 32-bit numbers or units, each starting at a multiple of 64 bytes.
-/// The memory only grows; the pieces are valid until it is lent again.
+/// Buffers of these lengths, of 32-bit numbers or units, each starting at a multiple of 64 bytes.
+/// The memory only grows; the buffers are valid until it is used again.
 pub(crate) fn pieces<T, const N: usize>(memory: &mut Vec<T>, lens: [usize; N]) -> [*mut T; N]
 where
     T: Default + Clone,

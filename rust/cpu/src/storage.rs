@@ -1,13 +1,13 @@
-//! How files store weights: plain numbers, and blocks of quantised ones (the types of GGUF).
+//! Storage of weights in files: plain numbers, and blocks of quantised ones (the types of GGUF).
 //!
 //! # Invariant
 //!
-//! A block becomes the float32 numbers that the `gguf` package's `quants.dequantize` makes of it, to
-//! the last bit: scales are multiplied first, and each product is rounded before a sum.
+//! A block becomes the float32 numbers that the `gguf` package's `quants.dequantize` makes of it,
+//! to the last bit: scales are multiplied first, and each product is rounded before a sum.
 //!
 //! # Costs
 //!
-//! A few operations a weight; loops are over whole blocks, so that a compiler makes vectors of them.
+//! A few operations a weight; loops are over whole blocks, so that the compiler vectorises them.
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use crate::number::{BFloat16, Float16, Stored};
@@ -15,12 +15,12 @@ use crate::number::{BFloat16, Float16, Stored};
 /// Weights of a block of the types whose name ends in K, and of `IQ4_XS`.
 const SUPER: usize = 256;
 
-/// What the 4 bits of a weight of `IQ4_NL` and `IQ4_XS` stand for, before the scale: steps that widen
+/// Values of the 4 bits of a weight of `IQ4_NL` and `IQ4_XS`, before the scale: steps that widen
 /// away from zero (`kvalues_iq4nl` of ggml).
 pub(crate) const WIDENING: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// How the weights of a row are stored, one row after another.
+/// Storage of the weights of a row, one row after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// 32 bits a weight.
@@ -56,7 +56,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Weights of a block, and its bytes.
+    /// Number of weights of a block, and its bytes.
     pub const fn block(self) -> (usize, usize) {
         match self {
             Self::Float32 => (1, 4),
@@ -75,7 +75,7 @@ impl Storage {
         }
     }
 
-    /// Bytes of a row of so many weights, which are whole blocks.
+    /// Bytes of a row of `num_weights` weights, which are whole blocks.
     pub const fn row_bytes(self, num_weights: usize) -> usize {
         let (weights, bytes) = self.block();
         num_weights / weights * bytes
@@ -236,7 +236,7 @@ fn read_q3_k(block: &[u8; 110], to: &mut [f32; SUPER]) {
         let masks = &block[group % 2 * 16..][..16];
         let bytes = &block[32 + group / 8 * 32 + group % 2 * 16..][..16];
         for ((to, mask), byte) in to.iter_mut().zip(masks).zip(bytes) {
-            // A bit of the mask says that 4 need not be taken away.
+            // A set bit of the mask means that 4 is not subtracted.
             let offset = 4 * (1 - (mask >> (group / 2) & 1)).cast_signed();
             *to = scale * small(byte >> (group / 2 % 4 * 2) & 3, offset);
         }

@@ -7,7 +7,7 @@ use crate::isa::InstructionSet;
 
 /// A group of threads that can run one function at once.
 ///
-/// The kernels know no threads but these: a caller may have its own.
+/// The kernels use no other threads, so a caller may supply its thread pool.
 pub trait Team: Sync {
     /// Calls `work` on at most `num_threads` threads, on the caller's among them, and returns
     /// when all calls have.  A team may use fewer threads than requested.
@@ -31,15 +31,15 @@ pub struct Execution<'a> {
     pub instructions: InstructionSet,
     /// Threads to use.
     pub team: &'a dyn Team,
-    /// How many of them.
+    /// Number of threads to use.
     pub num_threads: usize,
 }
 
 impl Execution<'_> {
     /// Calls `work` with each number below `num_items`, once.
     ///
-    /// A thread takes its own share in order, then what is left of others': neighbours share
-    /// cached memory, and a delayed thread delays no other.
+    /// A thread takes its share in order, then what is left of others': neighbours share cached
+    /// memory, and a delayed thread delays no other.
     pub(crate) fn for_each(&self, num_items: usize, work: &(dyn Fn(usize) + Sync)) {
         let num_shares = self.num_threads.clamp(1, num_items.max(1));
         if num_shares == 1 {

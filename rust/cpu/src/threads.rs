@@ -44,7 +44,7 @@ const BRIEF: Duration = Duration::from_micros(3);
 /// share of a core that others need as well.
 const SHARED: Duration = Duration::from_millis(20);
 
-/// How long threads stay placed wherever the caller goes.
+/// How long threads stay placed while the caller moves to other cores.
 const PLACED: Duration = Duration::from_millis(10);
 
 /// Seats of a turn, in the lowest bits of the gate; the number of the turn is in the others.
@@ -57,7 +57,7 @@ type Panic = Box<dyn Any + Send>;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
-/// Calls of this process's threads, and what they lost to waiting.
+/// Calls of this process's threads, and the time they lost to waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Calls of more than one thread.
@@ -123,8 +123,7 @@ struct Started {
 }
 
 impl Started {
-    /// Starts threads until there are `wanted`; gives how many there are, which a system without
-    /// room for more makes fewer.
+    /// Starts threads up to `wanted`; returns how many run, fewer if the system refuses one.
     fn at_least(&mut self, wanted: u32) -> u32 {
         if self.process != std::process::id() {
             *self = Self { process: std::process::id(), threads: 0, core: -1, placed: None };
@@ -197,7 +196,7 @@ struct Board {
     ended: AtomicU32,
     /// Whether the caller sleeps until one more has ended.
     caller_sleeps: AtomicBool,
-    /// Of a thread in this turn; raised again in the caller.
+    /// Panic of a thread in this turn; raised again in the caller.
     panic: Mutex<Option<Panic>>,
     /// The numbers of [`Waits`].
     num_calls: AtomicU64,
@@ -214,8 +213,8 @@ unsafe impl Sync for Lent {}
 impl Board {
     /// A turn: opens seats, works, closes them and waits for the threads that have taken one.
     fn run(&self, seats: u32, work: &Work<'_>) {
-        // SAFETY: a lifetime alone is left out.  No thread has a seat, so none reads; before this
-        // call returns all that took one have ended.
+        // SAFETY: only the lifetime changes.  No thread has a seat, so none reads; before this call
+        // returns all that took one have ended.
         unsafe {
             *self.work.0.get() =
                 Some(std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work));
@@ -242,7 +241,7 @@ impl Board {
         self.num_absent.fetch_add(absent.into(), Ordering::Relaxed);
     }
 
-    /// Returns once so many threads have ended.
+    /// Returns once `taken` threads have ended.
     fn wait_for_ends(&self, taken: u32) {
         if self.ended.load(Ordering::SeqCst) == taken {
             return;
@@ -253,7 +252,7 @@ impl Board {
         self.waited_ns.fetch_add(waited, Ordering::Relaxed);
     }
 
-    /// Spins, then sleeps, until so many threads have ended.
+    /// Spins, then sleeps, until `taken` threads have ended.
     fn sleep_until_ended(&self, taken: u32) {
         if spin_until(SPIN, || self.ended.load(Ordering::SeqCst) == taken) {
             return;
@@ -299,7 +298,7 @@ impl Board {
         }
     }
 
-    /// Waits for a turn after the one that was `seen`, and gives its number.
+    /// Waits for a turn after the one that was `seen`, and returns its number.
     fn next_turn(&self, seen: u32, core: &mut Core) -> u32 {
         let turn = || self.gate.load(Ordering::SeqCst) & !SEATS;
         let is_next = || turn() != seen;
@@ -347,7 +346,7 @@ impl Core {
     }
 }
 
-/// How often the kernel has taken the core from this thread while it could have gone on.
+/// How often the kernel has taken the core from this thread while it could have continued.
 fn num_preempted() -> i64 {
     // SAFETY: numbers alone, for which all bits 0 is a value; the call writes no more than them.
     let usage = unsafe {
@@ -358,7 +357,7 @@ fn num_preempted() -> i64 {
     usage.ru_nivcsw
 }
 
-/// Sleeps while a word is what it was seen to be.
+/// Sleeps while a word has the value that was `seen`.
 fn sleep(word: &AtomicU32, seen: u32) {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the word lives as long as the process; no timeout is given.

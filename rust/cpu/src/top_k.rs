@@ -14,16 +14,16 @@ use crate::number::PANEL;
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
-/// Numbers that are looked at together.
+/// Numbers that are compared together.
 const STRETCH: usize = 8 * PANEL;
 
 /// The largest logits of each row, largest first, of equals the smaller id first.
 ///
-/// A row that holds NaN has NaN for its first value; its ids, and its other values, mean nothing.
+/// A row that holds NaN has NaN for its first value; its ids and its other values are undefined.
 ///
 /// # Arguments
-/// `ids` and `values` are `[rows, num]`.  Of `masks`, `[rows, ceil(vocab_size / 32)]`, token `t` is bit `t % 32` of entry `t / 32` of its row: only those with a 1 are looked
-/// at, and where there are too few the values are minus infinity.
+/// `ids` and `values` are `[rows, num]`.  In `masks`, `[rows, ceil(vocab_size / 32)]`, bit `t % 32`
+/// of entry `t / 32` allows token `t`; missing values are minus infinity.
 ///
 /// # Errors
 /// Sizes that do not fit each other, an odd address, an instruction set that the CPU lacks.
@@ -103,7 +103,7 @@ struct Best<'a> {
 }
 
 impl Best<'_> {
-    /// Whether a number, the last so far, is among the best.
+    /// Whether a number, the newest so far, is among the best.
     #[inline(always)]
     fn wants(&self, value: f32) -> bool {
         self.len < self.values.len() || value > self.values[self.len - 1]

@@ -8,7 +8,7 @@ use crate::number::{BFloat16, Float16, PANEL, Stored};
 
 /// Work that is compiled once for each instruction set.
 pub(crate) trait Kernel {
-    /// Does it.
+    /// Runs the kernel.
     ///
     /// # Safety
     /// The CPU has the instructions of `I`, and the conditions of the kernel hold.  Implementations
@@ -20,10 +20,10 @@ pub(crate) trait Kernel {
 ///
 /// # Safety
 /// Every function may be called only where the CPU has the instructions; pointers need no
-/// alignment beyond that of their type, and must be valid for 16 numbers unless said otherwise.
+/// alignment beyond that of their type, and must be valid for 16 numbers unless noted otherwise.
 /// They are inlined into a function that enables the instructions, and only there are they fast.
 pub(crate) trait Vectors {
-    /// Sixteen float32, or sixteen units whose bits are not looked at.
+    /// Sixteen float32, or sixteen units whose bits are not interpreted.
     type V: Copy;
     /// Rows of the largest register tile.
     const MAX_ROWS: usize;
@@ -92,7 +92,7 @@ pub(crate) trait Vectors {
         // SAFETY: there are 16 numbers.
         unsafe { Self::load_float16(halves.as_ptr()) }
     }
-    /// Asks for the line at `at` ahead of its use; any address will do.
+    /// Prefetches the cache line at `at`; any address is allowed.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u32) {}
     /// Stores eight pairs of bfloat16.
@@ -130,11 +130,11 @@ pub(crate) unsafe fn multiply_pairs<I: Vectors + ?Sized>(
 /// Stores sixteen numbers, one after the other.
 ///
 /// # Safety
-/// As [`Vectors`]; there is room for 16 elements.
+/// As [`Vectors`]; `to` can hold 16 elements.
 #[inline(always)]
 unsafe fn store_each<I: Vectors + ?Sized, E: Stored>(numbers: I::V, to: *mut u32) {
     let mut buffer = [0.0; PANEL];
-    // SAFETY: the buffer has 16 numbers; the caller has room for them.
+    // SAFETY: the buffer has 16 numbers; the caller's `to` can hold them.
     unsafe {
         I::store(numbers, buffer.as_mut_ptr());
         let to = to.cast::<E>();

@@ -1,4 +1,4 @@
-//! Bounded spinning: for what another thread mostly finishes within microseconds.
+//! Bounded spinning, for events that other threads mostly cause within microseconds.
 //!
 //! # Costs
 //!

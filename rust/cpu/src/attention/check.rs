@@ -8,7 +8,7 @@ fn refuse<T>(text: String) -> Result<T> {
     Err(Error(text))
 }
 
-/// Every check there is.
+/// Checks all arguments of a call.
 pub(crate) fn check(
     shape: &Shape,
     memory: &Memory,
@@ -187,7 +187,7 @@ fn check_slots(shape: &Shape, rows: &Rows<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The entries that a row reads: the blocks of its first visible key to its last.
+/// Checks the table entries that a row reads: the blocks from its first visible key to its last.
 fn check_tables(shape: &Shape, rows: &Rows<'_>, options: &Options<'_>) -> Result<()> {
     let width = rows.width();
     for row in 0..rows.len() {
@@ -198,7 +198,7 @@ fn check_tables(shape: &Shape, rows: &Rows<'_>, options: &Options<'_>) -> Result
         let num_blocks = seq_len.div_ceil(shape.block_size);
         if num_blocks > width {
             return refuse(format!(
-                "row {row} of block_tables has {width} blocks of {} tokens; seq_lens asks for {seq_len}",
+                "row {row} of block_tables has {width} blocks of {} tokens; seq_lens needs {seq_len}",
                 shape.block_size
             ));
         }

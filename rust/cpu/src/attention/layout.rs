@@ -1,4 +1,4 @@
-//! Where tokens lie in a pool, and writing them there.
+//! Places of tokens in a pool, and writes to them.
 #![expect(unsafe_code, reason = "writes through the caller's pointers")]
 
 use std::ops::Range;
@@ -8,25 +8,25 @@ use crate::element::Element;
 use crate::level::{Float8, Level};
 use crate::number::{BFloat16, PANEL, Stored};
 
-/// Where one KV head of a slot lies, in numbers from the start of the pool.
+/// Place of one KV head of a slot, in numbers from the start of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The key's first element.
     key: usize,
-    /// From one unit of the key to the next.
+    /// Distance from one unit of the key to the next.
     key_stride: usize,
     /// Elements of the key that lie side by side.
     key_unit: usize,
     /// The value's first element.
     value: usize,
-    /// From one element of the value to the next.
+    /// Distance from one element of the value to the next.
     value_stride: usize,
     /// The key's scale, in a pool of bytes; the value's is 16 scales after it.
     scale: usize,
 }
 
 impl Place {
-    /// Of a slot and KV head that exist.
+    /// Returns the place of an existing slot and KV head.
     pub fn new(shape: &Shape, slot: usize, kv_head: usize) -> Self {
         let (key_size, value_size) = (shape.key_size, shape.value_size);
         let key_unit = shape.per_unit();
@@ -50,23 +50,23 @@ impl Place {
         }
     }
 
-    /// Of an element of the key.
+    /// Offset of an element of the key.
     pub fn key(&self, index: usize) -> usize {
         self.key + index / self.key_unit * self.key_stride + index % self.key_unit
     }
 
-    /// Of an element of the value.
+    /// Offset of an element of the value.
     pub fn value(&self, index: usize) -> usize {
         self.value + index * self.value_stride
     }
 
-    /// Of the scales of key and value, bfloat16, in a pool of bytes: bytes from its start.
+    /// Offsets in bytes of the bfloat16 scales of key and value, in a pool of bytes.
     pub fn scales(&self) -> [usize; 2] {
         [self.scale, self.scale + PANEL * size_of::<BFloat16>()]
     }
 }
 
-/// The first number of the panel of a slot, keys before values before scales.
+/// Offset of the first number of a slot's panel, which has keys, then values, then scales.
 #[inline]
 fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
     let (block, offset) = (slot / shape.block_size, slot % shape.block_size);
@@ -75,7 +75,7 @@ fn panel_start(shape: &Shape, slot: usize, kv_head: usize) -> usize {
     panel * (PANEL * shape.token_bytes() / shape.cache_item_size())
 }
 
-/// The first bytes of some of a row's panels, by the row's block ids.
+/// Offsets of the first bytes of some of a row's panels, by the row's block ids.
 #[inline]
 pub(crate) fn panel_starts(
     shape: &Shape,
@@ -85,7 +85,7 @@ pub(crate) fn panel_starts(
 ) -> impl Iterator<Item = usize> {
     let per_block = shape.block_size / PANEL;
     let panel_bytes = PANEL * shape.token_bytes();
-    // Divisions for each panel took a tenth of decoding from cached blocks.
+    // A division for each panel took a tenth of the time of decoding from cached blocks.
     let (mut index, mut within) = (panels.start / per_block, panels.start % per_block);
     panels.map(move |_| {
         let start = ((count(blocks[index]) * shape.num_kv_heads + kv_head) * per_block + within)
@@ -98,7 +98,7 @@ pub(crate) fn panel_starts(
     })
 }
 
-/// Writes the new tokens of one of `parts` shares: those whose block falls to it, in order.
+/// Writes the new tokens whose block is assigned to `part` of `parts`, in order.
 ///
 /// # Safety
 /// The arguments are checked; no other thread has this part or reads the pool meanwhile.
@@ -135,7 +135,7 @@ pub(crate) unsafe fn write_tokens<E: Element>(
 /// Copies a key and a value to their place.
 ///
 /// # Safety
-/// All exist.
+/// The key, the value and their place exist.
 unsafe fn write_numbers<E: Element>(
     shape: &Shape,
     pool: *mut u8,
@@ -168,7 +168,7 @@ unsafe fn write_numbers<E: Element>(
 /// Writes a key and a value as levels of their scales.
 ///
 /// # Safety
-/// All exist.
+/// The key, the value and their place exist.
 unsafe fn write_levels<E: Element, L: Level>(
     shape: &Shape,
     pool: *mut u8,
@@ -195,7 +195,7 @@ unsafe fn write_levels<E: Element, L: Level>(
     }
 }
 
-/// The least scale by which no number is beyond the largest level, and its inverse.
+/// The smallest scale with which no number exceeds the largest level, and its inverse.
 ///
 /// Numbers that are not finite give a scale that makes the whole key or value NaN.
 fn scale_of<E: Element, L: Level>(numbers: &[E]) -> (BFloat16, f32) {
@@ -205,14 +205,14 @@ fn scale_of<E: Element, L: Level>(numbers: &[E]) -> (BFloat16, f32) {
     });
     let scale = BFloat16::at_least(peak / L::LARGEST);
     let number = scale.to_f32();
-    // What is smaller may be flushed to zero, and has no finite inverse.
+    // A smaller number may be flushed to zero, and has no finite inverse.
     if number < f32::MIN_POSITIVE { (BFloat16::ZERO, 0.0) } else { (scale, 1.0 / number) }
 }
 
-/// The first element of a head of a token.
+/// Address of the first element of a head of a token.
 ///
 /// # Safety
-/// Both exist.
+/// Token and head exist.
 #[inline]
 pub(crate) unsafe fn head_of<E>(tokens: &Tokens, token: usize, head: usize) -> *const E {
     let offset = token * tokens.token_stride + head * tokens.head_stride;
@@ -220,12 +220,12 @@ pub(crate) unsafe fn head_of<E>(tokens: &Tokens, token: usize, head: usize) -> *
     unsafe { tokens.pointer.cast::<E>().add(offset) }
 }
 
-/// Makes a panel of keys and values of tokens that are stored otherwise.
+/// Makes a panel of keys and values of tokens that are stored in another layout.
 ///
 /// Tokens of the panel that are not among `slots` become zero.
 ///
 /// # Safety
-/// The slots exist; `panel` has room for `units` of keys, `[depth][16]`, then of values,
+/// The slots exist; `panel` can hold `units` of keys, `[depth][16]`, then of values,
 /// `[16 / PER_UNIT][columns]`, all zero up to `columns` and `depth`.
 pub(crate) unsafe fn gather_token<E: Element>(
     shape: &Shape,

@@ -1,4 +1,4 @@
-//! Paged attention on the CPU: one call answers one layer for a whole flat batch.
+//! Paged attention on the CPU: one call computes one layer for a whole flat batch.
 //!
 //! A call first writes the step's new keys and values into the pool, then attends, decode rows
 //! and ragged prefill rows alike.  The results are those of `kernels/reference.py`.
@@ -6,29 +6,28 @@
 //! # Layout of a pool
 //!
 //! A block takes [`Shape::block_bytes`] in any layout, so whole blocks can be copied and swapped
-//! without knowing it.  Where the shape allows it (see [`Shape::has_panels`])
-//! a block holds `[Hkv][block_size / 16]` *panels* of 16 tokens, each the keys transposed,
-//! `[D][16]`, then the values, `[16][Dv]`.  So 16 scores are made side by side without a
-//! horizontal sum, a weight meets whole vectors of values, and what one work item reads of a
-//! block is one contiguous piece.  In bfloat16 and float16 the unit is a pair that lies side by
-//! side: two dimensions of a key, `[D / 2][16][2]`, and two tokens of a value, `[8][Dv][2]`: this
-//! is what a dot-product instruction of bfloat16 takes, and without one a shift and a mask make
-//! two float32 vectors of it; float16 is converted.  Any other shape is stored
-//! `[block_size][Hkv][D + Dv]`, and 16 tokens at a
-//! time are made into panels when they are read.
+//! without knowing it.  If the shape allows it (see [`Shape::has_panels`]) a block holds
+//! `[Hkv][block_size / 16]` *panels* of 16 tokens, each the keys transposed, `[D][16]`, then the
+//! values, `[16][Dv]`.  So 16 scores are computed side by side without a horizontal sum, a weight
+//! multiplies whole vectors of values, and a work item reads one contiguous range of a block.  In
+//! bfloat16 and float16 the unit is an adjacent pair: two dimensions of a key, `[D / 2][16][2]`,
+//! and two tokens of a value, `[8][Dv][2]`.  A dot-product instruction of bfloat16 takes such
+//! pairs, and without one a shift and a mask make two float32 vectors of it; float16 is converted.
+//! Any other shape is stored `[block_size][Hkv][D + Dv]`, and 16 tokens at a time are gathered into
+//! panels when they are read.
 //!
-//! A pool of bytes ([`CacheDType::has_scales`]) has panels of them, without pairs, each followed
-//! by bfloat16 scales of its keys, `[16]`, and of its values, `[16]`.  Queries and weights meet
+//! A pool of bytes ([`CacheDType::has_scales`]) has panels of bytes, without pairs, each followed
+//! by bfloat16 scales of its keys, `[16]`, and of its values, `[16]`.  Queries and weights multiply
 //! the bytes as float32; scores are multiplied by the scales of keys, weights by those of values.
 //!
 //! # Invariants
 //!
 //! 1. All arguments are checked before the first byte is read or written.
-//! 2. A slot that no visible key lives in is never used: it may hold NaN.
-//! 3. The answer of a query depends on its row alone, to the last bit: not on the batch, on how
-//!    the prompt was cut, on the number of threads or their timing.  Keys are taken in chunks
-//!    at fixed positions, each with its own maximum, and chunks are merged in order.
-//! 4. No two threads write the same byte: new tokens are dealt by block, answers by work item.
+//! 2. A slot without a visible key is never read: it may hold NaN.
+//! 3. The output of a query depends on its row alone, to the last bit: not on the batch, on how the
+//!    prompt was cut, on the number of threads or their timing.  Keys are processed in chunks at
+//!    fixed positions, each with a separate maximum, and chunks are merged in order.
+//! 4. No two threads write the same byte: new tokens are split by block, outputs by work item.
 //!
 //! # Costs
 //!
@@ -61,15 +60,15 @@ use tile::{Attend, Call, Scratch};
 pub use layout::Place;
 pub use shape::{CacheDType, Memory, Options, Rows, Shape, Tokens};
 
-// SAFETY: addresses, that any thread may hold; who calls the kernel answers for the rest.
+// SAFETY: any thread may hold addresses; the caller of the kernel upholds the rest.
 unsafe impl Send for Memory {}
 
 thread_local! {
-    /// Taken while a thread works; a thread of the team outlives the call.
+    /// Scratch memory, taken while a thread works; a thread of the team outlives the call.
     static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
-/// Writes the step's keys and values into the pool, then answers every query.
+/// Writes the step's keys and values into the pool, then computes attention for every query.
 ///
 /// Row r has the queries `query_start[r] .. query_start[r + 1]`; the last of them is at position
 /// `seq_lens[r] - 1` and sees that many keys, its own included; where attention is not causal, all
@@ -125,8 +124,8 @@ struct Work<'a> {
     next_item: AtomicUsize,
 }
 
-// SAFETY: the pointers in `call` are used by invariant 4 of the crate: no two threads write the
-// same bytes, and what one writes others read only after a counter has said so.
+// SAFETY: the pointers in `call` are used by invariant 4: no two threads write the same bytes, and
+// a thread reads what another wrote only after a counter has reported it.
 unsafe impl Sync for Work<'_> {}
 
 impl Work<'_> {
@@ -160,7 +159,7 @@ impl Work<'_> {
             if part >= self.write_parts {
                 break;
             }
-            // SAFETY: the call is checked, each part is taken once, and nobody reads yet.
+            // SAFETY: the call is checked, each part is taken once, and no thread reads yet.
             unsafe { write(shape, memory, rows, part, self.write_parts) };
             self.written_parts.fetch_add(1, Ordering::Release);
         }

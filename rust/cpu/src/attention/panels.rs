@@ -1,4 +1,4 @@
-//! Panels of a chunk of keys and values, as kernels take them.
+//! Panels of a chunk of keys and values, in the form that kernels take.
 #![expect(unsafe_code, reason = "reads through the caller's pointers")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -17,9 +17,9 @@ use crate::vectors::Vectors;
 
 /// How a pool stores keys and values.
 pub(crate) trait Cached {
-    /// What queries and weights are beside its lanes.
+    /// Type of queries and weights.
     type Number: Element;
-    /// Units of its panels.
+    /// Type of the units of its panels.
     type Lane: Lane;
     /// Whether its panels have scales, and queries another dtype.
     const HAS_SCALES: bool;
@@ -50,7 +50,7 @@ pub(crate) fn within(range: &Range<usize>, chunk: usize) -> Range<usize> {
     clamp(range.start)..clamp(range.end)
 }
 
-/// The panels of a chunk that hold any of `keys`; made here if blocks are stored otherwise.
+/// The panels of a chunk that hold any of `keys`; gathered if blocks have another layout.
 #[inline(always)]
 pub(crate) unsafe fn panels<C: Cached>(
     call: &Call<'_>,
@@ -81,7 +81,7 @@ pub(crate) unsafe fn panels<C: Cached>(
     for panel in used {
         let (depth, columns) = (call.depth(), call.columns());
         let len = PANEL * (depth + columns / C::Number::PER_UNIT);
-        // SAFETY: the buffer has room for the chunk; each key is visible, its block is checked.
+        // SAFETY: the buffer can hold the chunk; each key is visible, its block is checked.
         unsafe {
             let start = made.add(panel * len);
             start.write_bytes(0, len);
@@ -101,8 +101,8 @@ pub(crate) unsafe fn panels<C: Cached>(
     panels
 }
 
-/// The rows of values of visible keys.  Of a pair with one visible token, the other may hold
-/// NaN, which no weight removes: such a row is copied without it.
+/// The rows of values of visible keys.  In a pair with one visible token, the other may hold NaN,
+/// which no weight removes: such a row is copied without it.
 #[inline(always)]
 pub(crate) unsafe fn segments<E: Element, L: Lane>(
     keys: &Range<usize>,
@@ -144,8 +144,8 @@ pub(crate) unsafe fn segments<E: Element, L: Lane>(
     (segments, count)
 }
 
-/// Panels to prefetch: the next chunk's panels in place of a chunk's own: those themselves where
-/// there is none, since the way to no address at all is the longest.
+/// Panels to prefetch beside a chunk's: those of the next chunk, or the chunk's panels again if
+/// there is none, since a prefetch of an invalid address takes longest.
 #[inline(always)]
 pub(crate) unsafe fn panels_ahead<C: Cached>(
     call: &Call<'_>,
@@ -161,7 +161,7 @@ pub(crate) unsafe fn panels_ahead<C: Cached>(
     };
     let Some((item, chunk)) = next.filter(|_| call.shape.has_panels()) else { return *panels };
     let keys = within(&item.keys, chunk);
-    // SAFETY: panels of this shape are not made.
+    // SAFETY: panels of this shape are not gathered, so the null buffer is not used.
     let mut ahead = unsafe { self::panels::<C>(call, item, chunk, &keys, std::ptr::null_mut()) };
     for (ahead, &panel) in ahead.iter_mut().zip(panels) {
         if ahead.is_null() {

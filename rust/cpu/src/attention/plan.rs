@@ -31,25 +31,25 @@ pub(crate) struct Item {
 /// A tile whose chunks are spread over items.
 #[derive(Debug)]
 pub(crate) struct Split {
-    /// Items that are not done.
+    /// Items that are not done yet.
     pub(crate) pending: AtomicUsize,
     /// All chunks.
     pub(crate) chunks: Range<usize>,
-    /// Where their results lie among the partial results.
+    /// Offset of the items' results in the partial results.
     pub(crate) start: usize,
 }
 
-/// All work of a call but the writing.
+/// All work of a call except writing new tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) items: Vec<Item>,
     pub(crate) splits: Vec<Split>,
-    /// Numbers that the partial results take.
+    /// Number of numbers in the partial results.
     pub(crate) num_partials: usize,
 }
 
 impl Plan {
-    /// Prompts before decode rows, their last tiles first: long items come early.
+    /// Plans prompts before decode rows, their last tiles first: long items come early.
     ///
     /// Keys are split only if there are too few tiles for the threads.  Results are the same
     /// either way.
@@ -90,7 +90,7 @@ impl Plan {
         }
     }
 
-    /// Cuts tiles into few long pieces: a thread at the end of one prefetches what another
+    /// Splits tiles into few long items: a thread at the end of one prefetches keys that another
     /// thread may take.
     fn split(&mut self, shape: &Shape, num_threads: usize) {
         let pieces = (ITEMS_PER_THREAD * num_threads).div_ceil(self.items.len().max(1));

@@ -28,19 +28,19 @@ const SCALE_BYTES: usize = 4;
 /// The sizes of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Of queries, keys, values and output.
+    /// Type of queries, keys, values and output.
     pub dtype: DType,
-    /// Of keys and values in the pool.
+    /// Type of keys and values in the pool.
     pub cache_dtype: CacheDType,
-    /// Query heads, H.
+    /// Number of query heads, H.
     pub num_heads: usize,
-    /// Heads of keys and values, Hkv; query head h reads KV head h / (H / Hkv).
+    /// Number of KV heads, Hkv; query head h reads KV head h / (H / Hkv).
     pub num_kv_heads: usize,
     /// Elements of a key, D.
     pub key_size: usize,
     /// Elements of a value, Dv.
     pub value_size: usize,
-    /// Blocks of the pool.
+    /// Number of blocks of the pool.
     pub num_blocks: usize,
     /// Tokens of a block.
     pub block_size: usize,
@@ -111,35 +111,35 @@ pub struct Memory {
 /// The rows of a step, row-major; R rows, T tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// `[R, B]` block ids; entries past a row's last block, or before its window, mean nothing.
+    /// `[R, B]` block ids; entries past a row's last block, or before its window, are ignored.
     pub block_tables: &'a [i32],
     /// `[R + 1]`, from 0 to T.
     pub query_start: &'a [i32],
-    /// `[R]`: the keys of each row, its queries' own included.
+    /// `[R]`: number of keys of each row, its queries' included.
     pub seq_lens: &'a [i32],
-    /// `[T]`: where each token's key and value go; -1 means that they are not written.
+    /// `[T]`: slot of each token's key and value; -1 means that they are not written.
     pub slot_mapping: &'a [i64],
 }
 
-/// How scores are made.
+/// Options of the scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Factor of the scores.
     pub scale: f32,
-    /// A query sees only keys with position > its own - window.
+    /// A query sees only keys with position > query position - window.
     pub window: Option<usize>,
     /// Scores become `softcap * tanh(scores / softcap)`, before the mask.
     pub softcap: Option<f32>,
-    /// `[H]`: one more score a head, which takes weight and has no value.
+    /// `[H]`: attention sinks, one more score a head, which takes weight and has no value.
     pub sinks: Option<&'a [f32]>,
     /// `[H]`: slopes; a score gets its head's slope times the key's position minus the query's,
     /// after the cap.
     pub alibi: Option<&'a [f32]>,
-    /// `[H, N]`: what a key `n` before a query, or as the last if further, adds to its head's
+    /// `[H, N]`: bias that a key `n` before a query, or as the last if further, adds to its head's
     /// score, after the cap.
     pub position_bias: Option<&'a [f32]>,
-    /// Whether a query attends to no later key; if not, a window has two sides, and a query
-    /// sees the keys with position < its own + window as well.
+    /// Whether a query attends to no later key; if not, a window has two sides, and a query also
+    /// sees the keys with position < query position + window.
     pub causal: bool,
 }
 
@@ -158,18 +158,18 @@ impl Options<'_> {
     }
 }
 
-/// A count that is known to be none below zero; what is wrong is refused by the checks.
+/// Converts a count; the checks refuse one below zero.
 pub(crate) fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
 impl Rows<'_> {
-    /// R.
+    /// Number of rows, R.
     pub(crate) fn len(&self) -> usize {
         self.seq_lens.len()
     }
 
-    /// B.
+    /// Blocks of a row of the tables, B.
     pub(crate) fn width(&self) -> usize {
         self.block_tables.len() / self.len().max(1)
     }

@@ -1,4 +1,4 @@
-//! Scores to weights.
+//! Softmax: weights from scores.
 #![expect(unsafe_code, reason = "vectors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -11,12 +11,12 @@ use crate::math::{across, exp2, tanh_of_exponent};
 use crate::number::PANEL;
 use crate::vectors::Vectors;
 
-/// Factor of scores that turns exponentials into powers of two.
+/// Scale and cap of scores, whose exponentials become powers of two.
 #[derive(Clone, Copy)]
 pub(crate) struct Cap {
-    /// Of the products of query and key.
+    /// Factor of the products of query and key.
     pub(crate) factor: f32,
-    /// The largest score, with a cap.
+    /// Largest score, with a cap.
     limit: Option<f32>,
 }
 
@@ -41,21 +41,21 @@ pub(crate) struct Bias<'a> {
     pub(crate) first: i32,
 }
 
-/// How a distance makes a bias.
+/// How a bias depends on the distance.
 #[derive(Clone, Copy)]
 pub(crate) enum BiasKind<'a> {
-    /// Times the distance, which is below 0 before the query.
+    /// Slope, multiplied by the distance, which is below 0 before the query.
     Slope(f32),
-    /// By the distance before the query, the last for all beyond.
+    /// Biases by the distance before the query, the last for all beyond.
     Table(&'a [f32]),
 }
 
-/// Makes the weights of one query's scores; returns the largest score and the weights' sum.
+/// Computes the weights of one query's scores; returns the largest score and the weights' sum.
 ///
 /// Scores of panels in `used` are read; those of keys outside of `seen` have no weight.
 ///
 /// # Safety
-/// The CPU has the instructions; `weights` has room for the units of all scores.
+/// The CPU has the instructions; `weights` can hold the units of all scores.
 #[inline(always)]
 pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
     scores: &mut [f32],
@@ -85,7 +85,7 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
         }
         scores[keys.start..seen.start.clamp(keys.start, keys.end)].fill(f32::NEG_INFINITY);
         scores[seen.end.clamp(keys.start, keys.end)..keys.end].fill(f32::NEG_INFINITY);
-        // Above minus infinity, so that a query that sees nothing here has weights of zero.
+        // Above minus infinity, so that a query that sees no key here has weights of zero.
         let mut maxima = I::splat(f32::MIN);
         for first in keys.clone().step_by(PANEL) {
             maxima = I::max(maxima, I::load(scores.as_ptr().add(first)));
@@ -102,16 +102,16 @@ pub(crate) unsafe fn take_weights<I: Vectors, E: Element>(
     }
 }
 
-/// Adds what a table lists for the distance of each key.
+/// Adds the bias that a table lists for the distance of each key.
 fn add_listed(scores: &mut [f32], keys: &Range<usize>, table: &[f32], first: i32) {
     let last = table.len() - 1;
     for (key, score) in (0i32..).zip(scores.iter_mut()).take(keys.end).skip(keys.start) {
-        let distance = usize::try_from(-(first + key)).unwrap_or(0); // who lies ahead is not seen
+        let distance = usize::try_from(-(first + key)).unwrap_or(0); // a later key is not seen
         *score += table[distance.min(last)] * LOG2_E;
     }
 }
 
-/// Adds what the distance of each key makes.
+/// Adds the slope times the distance of each key.
 #[inline(always)]
 unsafe fn add_slope<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, slope: f32, start: i32) {
     const LANES: [f32; PANEL] =
@@ -129,7 +129,7 @@ unsafe fn add_slope<I: Vectors>(scores: &mut [f32], keys: &Range<usize>, slope: 
             let distance = (start + first as i32) as f32;
             let distances = I::add(I::splat(distance), I::load(LANES.as_ptr()));
             let score = scores.as_mut_ptr().add(first);
-            // The slope last: an infinite product of two others would make NaN of distance 0.
+            // The slope is last: an infinite product of the others would make NaN of distance 0.
             let added = I::multiply_add(slope, I::mul(distances, log2_e), I::load(score));
             I::store(added, score);
         }

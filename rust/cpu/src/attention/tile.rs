@@ -1,6 +1,6 @@
 //! One work item: a tile of queries against its keys, chunk by chunk.
 //!
-//! Scores are kept as powers of two (times log2 e).  A chunk's result is its own: its largest
+//! Scores are kept as powers of two (times log2 e).  A chunk has a separate result: its largest
 //! score, the sum of its weights relative to that, and the values summed by weight.  Chunks are
 //! then merged in order, which is the online softmax with one rescaling a chunk.
 #![expect(unsafe_code, reason = "reads and writes through the caller's pointers, and kernels")]
@@ -32,15 +32,15 @@ pub(crate) struct Call<'a> {
     pub(crate) rows: &'a Rows<'a>,
     pub(crate) options: &'a Options<'a>,
     pub(crate) plan: &'a Plan,
-    /// Room for the plan's partial results.
+    /// Memory for the plan's partial results.
     pub(crate) partials: *mut f32,
 }
 
-/// An item to be done.
+/// An item to compute.
 ///
 /// # Safety
-/// To run it, the call is checked, its plan made for it, `partials` has room for it, new tokens
-/// are written, and no other thread runs this item.
+/// To run it, the call is checked, its plan made for it, `partials` can hold its results, new
+/// tokens are written, and no other thread runs this item.
 pub(crate) struct Attend<'a> {
     pub(crate) call: &'a Call<'a>,
     pub(crate) item: &'a Item,
@@ -55,7 +55,7 @@ impl Kernel for Attend<'_> {
         let Self { call, item, upcoming, scratch } = self;
         // SAFETY: the caller's promise.
         unsafe {
-            // Calls by name, since a function behind a pointer would not have the instructions.
+            // Direct calls: a function called by a pointer would not have the instructions.
             match (call.shape.cache_dtype, call.shape.dtype) {
                 (CacheDType::Int8, _) => attend::<I, Levels<i8>>(call, item, upcoming, scratch),
                 (CacheDType::Float8E4M3, _) => {
@@ -97,7 +97,7 @@ pub(crate) struct Scratch {
     numbers: Vec<f32>,
 }
 
-/// Where everything lies in the scratch memory, aligned to 64 bytes.
+/// Buffers in the scratch memory, aligned to 64 bytes.
 struct Buffers {
     /// `[TILE][depth]`.
     queries: *mut u32,
@@ -124,7 +124,7 @@ struct Part {
 }
 
 impl Part {
-    /// Of `rows` queries, at `start`.
+    /// The results of `rows` queries, at `start`.
     fn at(start: *mut f32, rows: usize, columns: usize) -> Self {
         let maxima = start.wrapping_add(rows * columns);
         Self { values: start, maxima, sums: maxima.wrapping_add(rows) }
@@ -150,7 +150,7 @@ impl Scratch {
     }
 }
 
-/// Does an item.
+/// Computes an item.
 ///
 /// # Safety
 /// As [`Attend`]; the CPU has the instructions.
@@ -170,7 +170,7 @@ unsafe fn attend<I: Vectors, C: Cached>(
                 start_total(call, item, buffers.total);
             }
             for chunk in item.chunks.clone() {
-                // Where nothing is before the first chunk, its result is the total so far.
+                // If no result precedes the first chunk, its result is the total so far.
                 let is_total = chunk == item.chunks.start && call.options.sinks.is_none();
                 let part = if is_total { buffers.total } else { buffers.part };
                 attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part);
@@ -189,7 +189,7 @@ unsafe fn attend<I: Vectors, C: Cached>(
         for chunk in item.chunks.clone() {
             attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part_of(chunk));
         }
-        // The last one to finish sees what all others wrote.
+        // The last item to finish sees what all others wrote.
         if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             start_total(call, item, buffers.total);
             for chunk in split.chunks.clone() {
@@ -218,10 +218,10 @@ unsafe fn load_queries<C: Cached>(call: &Call<'_>, item: &Item, queries: *mut u3
     }
 }
 
-/// Copies a query to whole units.
+/// Copies a query, padded to whole units.
 ///
 /// # Safety
-/// Token and head exist; there is room for the units.
+/// Token and head exist; `to` can hold the units.
 unsafe fn load_query<E: Element>(
     tokens: &Tokens,
     (token, head): (usize, usize),
@@ -241,7 +241,7 @@ unsafe fn load_query<E: Element>(
 /// Converts a query to units of float32.
 ///
 /// # Safety
-/// Token and head exist; there is room for the units.
+/// Token and head exist; `to` can hold the units.
 unsafe fn load_query_as_float32<E: Element>(
     tokens: &Tokens,
     (token, head): (usize, usize),
@@ -257,7 +257,7 @@ unsafe fn load_query_as_float32<E: Element>(
     }
 }
 
-/// The largest score and the sum before any key: nothing, or the sink.
+/// Writes the largest score and the sum before any key: zero weight, or the sink's.
 #[inline(always)]
 unsafe fn start_total(call: &Call<'_>, item: &Item, total: Part) {
     let group = call.shape.group();
@@ -265,7 +265,7 @@ unsafe fn start_total(call: &Call<'_>, item: &Item, total: Part) {
         let head = item.kv_head * group + query % group;
         let (maximum, sum) =
             call.options.sinks.map_or((f32::MIN, 0.0), |sinks| (sinks[head] * LOG2_E, 1.0));
-        // SAFETY: the buffer has room for the tile.
+        // SAFETY: the buffer can hold the tile.
         unsafe {
             total.maxima.add(row).write(maximum);
             total.sums.add(row).write(sum);
@@ -298,8 +298,8 @@ unsafe fn merge<I: Vectors>(call: &Call<'_>, item: &Item, part: Part, total: Par
     }
 }
 
-/// What is left of the old and of the new result of up to 16 rows when both are taken relative to
-/// the larger of their maxima, which becomes the old one.
+/// Factors of the old and of the new result of up to 16 rows, relative to the larger of their
+/// maxima, which replaces the old one.
 #[inline(always)]
 unsafe fn shares<I: Vectors>(
     new: *const f32,
@@ -325,7 +325,7 @@ unsafe fn shares<I: Vectors>(
     (keep, take)
 }
 
-/// Writes the answers.
+/// Writes the outputs.
 #[inline(always)]
 unsafe fn finish<I: Vectors, C: Cached>(call: &Call<'_>, item: &Item, total: Part) {
     // SAFETY: the promise of `attend`.
@@ -339,7 +339,7 @@ unsafe fn finish<I: Vectors, C: Cached>(call: &Call<'_>, item: &Item, total: Par
     }
 }
 
-/// Writes the answers as numbers of `E`.
+/// Writes the outputs as numbers of `E`.
 #[inline(always)]
 unsafe fn write_answers<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, total: Part) {
     let Shape { num_heads, value_size, .. } = *call.shape;
@@ -367,13 +367,13 @@ unsafe fn write_answers<I: Vectors, E: Element>(call: &Call<'_>, item: &Item, to
     }
 }
 
-/// From one position to another; positions are `i32` where they come from.
+/// Distance from one position to another; positions are `i32` in the arguments.
 fn distance(to: usize, from: usize) -> i32 {
     let int = |position: usize| i32::try_from(position).unwrap_or(i32::MAX);
     int(to) - int(from)
 }
 
-/// The result of one chunk of keys.
+/// Computes the result of one chunk of keys.
 #[inline(always)]
 unsafe fn attend_chunk<I: Vectors, C: Cached>(
     call: &Call<'_>,
@@ -442,7 +442,7 @@ unsafe fn attend_chunk<I: Vectors, C: Cached>(
     }
 }
 
-/// Makes weights of scores, each query's with its own mask.
+/// Turns scores into weights, each query's with a separate mask.
 #[inline(always)]
 unsafe fn weigh<I: Vectors, E: Element>(
     call: &Call<'_>,

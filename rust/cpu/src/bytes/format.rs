@@ -1,4 +1,4 @@
-//! The formats: where the numbers of a block lie, and what they stand for.
+//! The formats: places of the numbers of a block, and their values.
 
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
@@ -11,7 +11,7 @@ pub(crate) const QUADS: usize = 4 * PANEL_FEATURES;
 /// Bytes of a float16 of each feature.
 pub(crate) const HALVES: usize = 2 * PANEL_FEATURES;
 
-/// How weights lie in a panel.
+/// Storage of weights in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Signed bytes and a scale for 32 inputs.
@@ -36,11 +36,11 @@ pub enum Format {
 
 /// A block of a file, of one feature.
 pub(crate) struct Block {
-    /// Its weights.
+    /// Number of weights.
     pub(crate) num_inputs: usize,
-    /// Where its words of four bytes lie, in the order of the panel: offset of the first, number.
+    /// Places of its words of four bytes, in the order of the panel: offset of the first, number.
     pub(crate) words: &'static [(usize, usize)],
-    /// Where its float16 numbers lie: the scale, then the minimum.
+    /// Offsets of its float16 numbers: the scale, then the minimum.
     pub(crate) halves: &'static [usize],
 }
 
@@ -83,7 +83,7 @@ impl Block {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 9] = [
         Self::Q8_0,
         Self::Q4_0,
@@ -96,7 +96,7 @@ impl Format {
         Self::Iq4Nl,
     ];
 
-    /// How a file stores the blocks.
+    /// The storage of the blocks in a file.
     pub(crate) const fn storage(self) -> Storage {
         match self {
             Self::Q8_0 => Storage::Q8_0,
@@ -122,7 +122,7 @@ impl Format {
         )))
     }
 
-    /// A block of a file; words of whole numbers come first.
+    /// Describes a block of a file; words of whole numbers come first.
     pub(crate) const fn block(self) -> Block {
         match self {
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),

@@ -1,4 +1,4 @@
-//! Where the whole numbers of weights lie, and how four of each feature become bytes.
+//! Layouts of the whole numbers of weights, and how four of each feature become bytes.
 
 use crate::bytes::Dots;
 use crate::bytes::format::{GROUP, QUADS};
@@ -13,27 +13,27 @@ pub(crate) struct Place {
     pub(crate) stride: usize,
     /// The first input of a group, less than 256.
     pub(crate) input: usize,
-    /// Which four of the group.
+    /// Index of the four inputs in the group.
     pub(crate) load: usize,
 }
 
 impl Place {
-    /// The block of 32 inputs that holds them.
+    /// The block of 32 inputs that holds the four.
     #[inline(always)]
     fn block(self) -> *const u8 {
         self.from.wrapping_add(self.input / GROUP * self.stride)
     }
 
-    /// Which four of 32 inputs they are.
+    /// Index of the four in the 32 inputs of the block.
     #[inline(always)]
     fn quad(self) -> usize {
         self.input % GROUP / 4 + self.load
     }
 }
 
-/// How whole numbers lie in blocks, or after these were opened.
+/// Layout of whole numbers in blocks, or in opened blocks.
 pub(crate) trait Layout {
-    /// How they lie when they are opened.
+    /// Their layout in opened blocks.
     type Opened: Layout;
     /// Inputs that share a scale.
     const INPUTS: usize = <Self::Opened as Layout>::INPUTS;
@@ -42,14 +42,14 @@ pub(crate) trait Layout {
     /// Whether they lie in the panel itself: the first rows read it from memory.
     const IS_PANEL: bool = true;
 
-    /// Those at a place, whose group has `INPUTS` inputs.
+    /// Loads the whole numbers at a place, whose group has `INPUTS` inputs.
     ///
     /// # Safety
     /// The CPU has the instructions, and the blocks exist.
     unsafe fn quads<I: Dots>(at: Place) -> I::Quads;
 }
 
-/// A byte for each input, in their order.
+/// A byte for each input, in the order of inputs.
 pub(crate) struct InOrder<const FEW_LOADS: usize, const INPUTS: usize>;
 
 impl<const FEW_LOADS: usize, const INPUTS: usize> Layout for InOrder<FEW_LOADS, INPUTS> {
@@ -91,7 +91,7 @@ impl Layout for Nibbles {
     }
 }
 
-/// As `Nibbles`, and a word of fifth bits.
+/// As `Nibbles`, with a word of fifth bits.
 pub(crate) struct Fives;
 
 impl Layout for Fives {
@@ -107,7 +107,7 @@ impl Layout for Fives {
     }
 }
 
-/// As `Nibbles`, places in a table of signed bytes.
+/// As `Nibbles`, of places in a table of signed bytes.
 pub(crate) struct Widening;
 
 impl Layout for Widening {
@@ -134,7 +134,7 @@ impl Layout for PairedNibbles {
     }
 }
 
-/// As `PairedNibbles`, and eight words of fifth bits: bit n of their bytes is that of the 32 inputs n.
+/// As `PairedNibbles`, with eight words of fifth bits: bit n of a byte is that of 32 inputs n.
 pub(crate) struct PairedFives;
 
 impl Layout for PairedFives {
@@ -150,8 +150,8 @@ impl Layout for PairedFives {
     }
 }
 
-/// 6 bits of 256 inputs, 128 in each half: four low ones in 16 words, whose low halves are the first
-/// 64 inputs; two high ones in 8 words, 32 inputs from each pair of bits.
+/// 6 bits of 256 inputs, 128 in each half: four low ones in 16 words, whose low halves are the
+/// first 64 inputs; two high ones in 8 words, 32 inputs from each pair of bits.
 pub(crate) struct Sixes;
 
 impl Layout for Sixes {

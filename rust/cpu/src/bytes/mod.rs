@@ -4,16 +4,16 @@
 //!
 //! A panel of 64 output features is a row of blocks, each of which holds what the file's blocks of
 //! the 64 features hold, four bytes of each feature side by side (`[words][64][4]`), then the
-//! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: scales and
-//! minima become float32, and for many rows whole numbers become bytes, `[inputs / 4][64][4]`.  Few
-//! rows take these from the panel, as do any rows weights of 8 bits and those of a table.
+//! float16 numbers, `[64]` each.  No bit is changed.  A kernel *opens* 256 inputs at a time: scales
+//! and minima become float32, and for many rows whole numbers become bytes, `[inputs / 4][64][4]`.
+//! For few rows, and for weights of 8 bits or of a table, these are taken from the panel.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
 //!
 //! # Invariants
 //!
-//! 1. A weight is `scale * (whole - zero) + minimum` of its group, where one of zero and minimum is 0; a
-//!    row's number is `scale * whole` of its 32 inputs, the whole numbers from -127 to 127.
+//! 1. A weight is `scale * (whole - zero) + minimum` of its group, one of zero and minimum being 0;
+//!    a row's number is `scale * whole` of its 32 inputs, the whole numbers from -127 to 127.
 //! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
 //!    float32: a row's result is the same in any batch and with any number of threads.
 //! 3. A row that holds a number that is not finite has no finite result.
@@ -21,7 +21,7 @@
 //! # Costs
 //!
 //! With few rows the time is that of reading the weights, once.  With many it is that of the
-//! products: four of them an instruction and lane, and opening is paid once for all rows of an item.
+//! products: four of them an instruction and lane; opening is done once for an item's rows.
 #![expect(unsafe_code, reason = "panels and rows are addresses")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -49,7 +49,7 @@ pub struct Section {
     pub num_features: usize,
 }
 
-/// Packed weights whose products are those of bytes.
+/// Packed weights that are multiplied as bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct BytePanels<'a> {
     /// Formats of the features.
@@ -80,7 +80,7 @@ impl BytePanels<'_> {
     }
 }
 
-/// Refuses sections, and panels of so many bytes, that do not fit a layer.
+/// Refuses sections, or panels of `num_bytes`, that do not fit a layer.
 pub(crate) fn check(
     sections: &[Section],
     in_features: usize,

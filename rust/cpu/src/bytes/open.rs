@@ -1,4 +1,4 @@
-//! How blocks are opened: whole numbers become bytes, scales and minima float32.
+//! Opening of blocks: whole numbers become bytes, scales and minima float32.
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
 use crate::bytes::Dots;
@@ -13,18 +13,18 @@ pub(crate) const OPENED: usize = 256;
 /// Bytes of a group of opened inputs.
 const GROUP_QUADS: usize = GROUP / 4 * QUADS;
 
-/// Inputs of a panel as a kernel takes them.
+/// Inputs of a panel in the form that a kernel takes.
 #[repr(C, align(64))]
 pub(crate) struct Opened {
-    /// `[inputs / 4][64][4]`; of no meaning where a kernel takes them from the panel.
+    /// `[inputs / 4][64][4]`; unused if a kernel takes them from the panel.
     quads: [u8; OPENED / 4 * QUADS],
     /// `[groups][64]`.
     scales: [f32; OPENED / 16 * PANEL_FEATURES],
-    /// `[groups][64]`; of no meaning where a format has none.
+    /// `[groups][64]`; unused if a format has none.
     minima: [f32; OPENED / 16 * PANEL_FEATURES],
 }
 
-/// Where a kernel finds opened inputs.
+/// Addresses of opened inputs for a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups {
     /// The first quads, or the panel's blocks.
@@ -38,8 +38,8 @@ pub(crate) struct Groups {
 }
 
 impl Opened {
-    /// Opens the numbers of `num` inputs of a panel, whose blocks begin at `from`; a kernel takes the
-    /// weights from the panel.
+    /// Opens the numbers of `num` inputs of a panel, whose blocks begin at `from`; a kernel takes
+    /// the weights from the panel.
     ///
     /// # Safety
     /// The CPU has the instructions; the blocks exist, at most `OPENED` inputs of them.
@@ -75,7 +75,7 @@ impl Opened {
         Groups { quads: from, stride, scales, minima }
     }
 
-    /// Opens the numbers, and the weights, which lie as `L` says.
+    /// Opens the numbers, and the weights, whose layout is `L`.
     ///
     /// # Safety
     /// As `open_numbers`.

@@ -14,8 +14,8 @@ use crate::vectors::{Kernel, Vectors};
 // SAFETY: addresses; rows are written before they are shared for reading.
 unsafe impl Sync for ByteRows {}
 
-/// Rows of a call as bytes; R rows of K inputs.  What belongs to a group lies beside that of the next
-/// row, where a tile needs it.
+/// Rows of a call as bytes; R rows of K inputs.  The numbers of a group lie beside those of the
+/// next row, where a tile needs it.
 #[derive(Clone, Copy)]
 pub(crate) struct ByteRows {
     pub(crate) num_rows: usize,
@@ -52,9 +52,9 @@ impl ByteRows {
     }
 }
 
-/// Numbers that one thread quantises in less time than a second one takes to begin.
+/// Numbers that one thread quantises in less time than a second one takes to start.
 const FEW_NUMBERS: usize = 16_384;
-/// Rows whose scales of a group share a line of the caches: two threads that wrote to one would wait for
+/// Rows whose scales of a group share a cache line: two threads that wrote to one would wait for
 /// each other.
 const LINE_ROWS: usize = 16;
 /// The largest whole number; -128 has no positive counterpart.
@@ -68,8 +68,8 @@ const MAGNITUDE: u32 = u32::MAX >> 1;
 /// Quantises rows; a few numbers are not worth a second thread.
 ///
 /// # Safety
-/// The rows exist, and there is room for their bytes, scales and totals; no other code accesses
-/// these during the call.
+/// The rows exist, and `to` can hold their bytes, scales and totals; no other code accesses these
+/// during the call.
 pub(crate) unsafe fn quantise_rows(
     (input, dtype): (Matrix, DType),
     in_features: usize,
@@ -127,11 +127,11 @@ impl Quantise<'_> {
     unsafe fn convert<I: Vectors, E: Element>(&self) {
         let &Call { input, to, .. } = self.call;
         let width = to.num_groups * GROUP;
-        // Group by group, as what belongs to one lies.
+        // Group by group, which is their order in memory.
         for group in 0..to.num_groups {
             for row in self.rows.clone() {
                 let place = group * to.num_rows + row;
-                // SAFETY: the row has these numbers, and there is room for them.
+                // SAFETY: the row has these numbers, and the buffers can hold their results.
                 unsafe {
                     let from = input.pointer.cast::<E>().add(row * input.stride + group * GROUP);
                     let bytes = to.bytes.add(row * width + group * GROUP);
@@ -162,11 +162,11 @@ unsafe fn load<I: Vectors, E: Element>(from: *const E) -> [f32; PANEL] {
     numbers
 }
 
-/// What the numbers of a group are to be multiples of; NaN if one of them is not finite.
+/// The scale of the numbers of a group; NaN if one of them is not finite.
 #[inline(always)]
 unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
-    // As whole numbers, whose order is that of the magnitudes: the compiler may compare them in any
-    // order, and whatever is not finite is the largest.
+    // Compared as whole numbers, whose order is that of the magnitudes: the compiler may compare
+    // them in any order, and a number that is not finite is the largest.
     let mut peaks = [0_u32; PANEL];
     for first in (0..GROUP).step_by(PANEL) {
         // SAFETY: the caller's promise.

@@ -27,7 +27,7 @@ pub(crate) trait Dots: Vectors {
     type Few: Copy;
     /// Four bytes of each lane.
     type Quads: Copy;
-    /// Four signed bytes of each lane, and what is made of them once for all rows.
+    /// Four signed bytes of each lane, and what is computed from them once for all rows.
     type Signed: Copy;
     /// Four bytes of a row in every lane.
     type Row: Copy;
@@ -36,53 +36,53 @@ pub(crate) trait Dots: Vectors {
     /// Vectors of features of a tile: with two, a row's bytes are loaded half as often.
     const DOT_VECTORS: usize = 1;
 
-    /// Rows up to which taking weights of less than 8 bits from the panel for each tile costs less than
-    /// opening them once.
+    /// Rows up to which taking weights of less than 8 bits from the panel for each tile costs less
+    /// than opening them once.
     const CLOSED_ROWS: usize = Self::DOT_ROWS;
-    /// What `signed` adds to a weight.
+    /// Number that `signed` adds to a weight.
     const SIGNED_FROM: i32 = 0;
 
-    /// Sums that begin with a number.
+    /// Sums that start at a number.
     unsafe fn start(number: i32) -> Self::Sums;
     unsafe fn no_few() -> Self::Few;
     unsafe fn load_quads(from: *const u8) -> Self::Quads;
-    /// Bits of each byte, those of a mask after a shift down by `from_bit`, 0 to 7.
+    /// Masks each byte after a shift down by `from_bit`, 0 to 7.
     unsafe fn load_bits(from: *const u8, from_bit: i32, mask: u8) -> Self::Quads;
-    /// Bytes of which one holds the low four bits, the other those above.
+    /// Combines bytes of the low four bits with bytes of the bits above.
     unsafe fn join(low: Self::Quads, high: Self::Quads) -> Self::Quads;
     /// Adds 16 to byte n of a lane where bit `4 * quad + n` of the lane's word is set.
     unsafe fn add_fifth_bits(low: Self::Quads, words: *const u8, quad: usize) -> Self::Quads;
     unsafe fn store_quads(quads: Self::Quads, to: *mut u8);
     /// The bytes of a table at places from 0 to 15.
     unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads;
-    /// Bytes that have a sign, from -127.
+    /// Converts bytes that have a sign, from -127.
     unsafe fn signed(quads: Self::Quads) -> Self::Signed;
     unsafe fn broadcast(row: *const i8) -> Self::Row;
     /// Adds products of weights that are signed.
     unsafe fn dot_signed(sums: Self::Sums, row: Self::Row, weights: Self::Signed) -> Self::Sums;
-    /// Adds products of weights from 0 to `32767 / 254 / n`, of at most n calls between two `flush`.
+    /// Adds products of weights from 0 to `32767 / 254 / n`, with at most n calls per `flush`.
     unsafe fn dot_small(
         sums: (Self::Sums, Self::Few),
         row: Self::Row,
         weights: Self::Quads,
     ) -> (Self::Sums, Self::Few);
-    /// Brings the sums up to date.
+    /// Adds the products in `Few` to the sums.
     unsafe fn flush(sums: (Self::Sums, Self::Few)) -> Self::Sums;
     unsafe fn to_floats(sums: Self::Sums) -> Self::V;
 }
 
-/// How the weights of a group are met.
+/// How the weights of a group are multiplied.
 trait Kind {
     type Layout: Layout;
     const HAS_MINIMA: bool;
     type Weights<I: Dots>: Copy;
 
-    /// What is subtracted from each weight.
+    /// Number that is subtracted from each weight.
     fn zero<I: Dots>() -> i32;
     unsafe fn flush<I: Dots>(sums: (I::Sums, I::Few)) -> I::Sums;
-    /// What is made of weights once for all rows.
+    /// Prepares weights once for all rows.
     unsafe fn prepare<I: Dots>(quads: I::Quads) -> Self::Weights<I>;
-    /// Adds their products with the bytes of a row.
+    /// Adds the products of weights with the bytes of a row.
     unsafe fn dot<I: Dots>(
         sums: (I::Sums, I::Few),
         row: I::Row,
@@ -168,8 +168,8 @@ const LINE: usize = 64;
 /// Vectors of a panel's features.
 const VECTORS: usize = PANEL_FEATURES / PANEL;
 
-/// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be: `$first`
-/// is the first row of each.
+/// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be:
+/// `$first` is the first row of each.
 macro_rules! for_rows {
     ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>, $is_wide:expr,
         $($argument:expr),*) => {{
@@ -214,13 +214,13 @@ impl Part<'_> {
         self.rows.bytes.wrapping_add((self.first + row) * self.rows.num_groups * GROUP + input)
     }
 
-    /// Where a number of a group and of the first row lies, the next rows' behind it.
+    /// Index of a number of a group and the first row; those of the next rows follow.
     #[inline(always)]
     fn place(&self, group: usize) -> usize {
         group * self.rows.num_rows + self.first
     }
 
-    /// Sums of the bytes of the half or whole group that begins with an input, those of the first row.
+    /// Sums of the bytes of the half or whole group that starts at an input, of the first row.
     #[inline(always)]
     fn totals(&self, input: usize, num_inputs: usize) -> *const i32 {
         let totals = if num_inputs == GROUP { self.rows.totals } else { self.rows.half_totals };
@@ -228,10 +228,10 @@ impl Part<'_> {
     }
 }
 
-/// Sums of some rows with a panel, `[rows][64]`: whole sums of a group, float32 from group to group.
+/// Sums of some rows with a panel, `[rows][64]`: whole numbers in a group, then float32.
 ///
 /// # Safety
-/// The CPU has the instructions; panel and rows exist; there is room for the sums.
+/// The CPU has the instructions; panel and rows exist; `sums` can hold the result.
 #[inline(always)]
 pub(crate) unsafe fn sum_panel<I: Dots>(
     weights: &BytePanels<'_>,
@@ -273,8 +273,8 @@ struct Blocks {
     num_inputs: usize,
 }
 
-/// Adds the sums with weights that have no sign: few rows take them from the panel, for more they are
-/// opened once.
+/// Adds the sums with weights that have no sign: for few rows they are taken from the panel, for
+/// more they are opened once.
 #[inline(always)]
 unsafe fn sum_small<I: Dots, L: Layout, const ZERO: i32>(
     blocks: Blocks,
@@ -291,7 +291,7 @@ unsafe fn sum_small<I: Dots, L: Layout, const ZERO: i32>(
     }
 }
 
-/// Adds the sums with all blocks, whose weights lie as `L` says and are met as `K` says.
+/// Adds the sums with all blocks, of layout `L` and multiplied as `K` defines.
 #[inline(always)]
 unsafe fn sum_blocks<I: Dots, L: Layout, K: Kind>(blocks: Blocks, rows: Part<'_>, sums: *mut f32) {
     let mut opened = MaybeUninit::<Opened>::uninit();

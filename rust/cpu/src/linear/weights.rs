@@ -1,4 +1,4 @@
-//! Packed weights of a linear layer, and what they must be.
+//! Packed weights of a linear layer, and their checks.
 
 use super::PANEL_FEATURES;
 use crate::bytes::BytePanels;
@@ -17,22 +17,22 @@ pub enum Panels<'a> {
         /// `[N]`, what a feature's whole numbers are multiples of.
         scales: &'a [f32],
     },
-    /// Whole numbers that rows meet as bytes.
+    /// Whole numbers that are multiplied with rows of bytes.
     Bytes(BytePanels<'a>),
 }
 
 /// The packed weights of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// Of the input, and of weights that are not int8.
+    /// Type of the input, and of weights that are not int8.
     pub dtype: DType,
-    /// K; a multiple of the elements in 32 bits.
+    /// Number of input features, K; a multiple of the elements in 32 bits.
     pub in_features: usize,
-    /// N.
+    /// Number of output features, N.
     pub out_features: usize,
     /// The weights.
     pub panels: Panels<'a>,
-    /// `[N]`.
+    /// Bias, `[N]`.
     pub bias: Option<&'a [f32]>,
 }
 
@@ -52,7 +52,7 @@ impl Weights<'_> {
     /// Refuses weights that are not as their fields say.
     ///
     /// # Errors
-    /// Names what is wrong.
+    /// Weights of other sizes, or panels that do not fit them.
     pub fn check(&self) -> Result<()> {
         if self.in_features == 0 || self.out_features == 0 {
             return Err(Error(format!(

@@ -1,4 +1,4 @@
-//! Panels of blocks: those of a file, whose bits are kept, or `Q8_0` blocks of other numbers.
+//! Panels of blocks: those of a file, unchanged, or `Q8_0` blocks of other numbers.
 
 use std::sync::atomic::Ordering;
 
@@ -39,7 +39,7 @@ impl Packing<'_> {
     /// Lays the blocks of a panel's features side by side, word by word.
     ///
     /// # Safety
-    /// `to` has room for the panel, which no other thread has.
+    /// `to` can hold the panel, and no other thread accesses it.
     pub(super) unsafe fn write_blocks(
         &self,
         panel: usize,
@@ -103,7 +103,7 @@ impl Packing<'_> {
 /// Writes a block of one feature of a panel.
 ///
 /// # Safety
-/// `to` has room for a block of each feature.
+/// `to` can hold a block of each feature.
 unsafe fn write_block(format: Format, stored: &[u8], feature: usize, mut to: *mut u8) {
     let block = format.block();
     for &(first, num) in block.words {

@@ -13,9 +13,9 @@ pub struct Rows<'a> {
     pub file: &'a File,
     /// The first byte of the first row; rows lie side by side.
     pub offset: u64,
-    /// How many there are.
+    /// Number of rows.
     pub num_rows: usize,
-    /// How their weights are stored.
+    /// Storage of the weights.
     pub storage: Storage,
     /// Size of heads whose halves are interleaved, element by element, as llama.cpp stores queries
     /// and keys of some families; None for rows in their order.
@@ -35,7 +35,7 @@ impl Rows<'_> {
 /// The bytes of the rows of one panel.
 pub(super) struct Fetched<'a> {
     bytes: &'a [u8],
-    /// For each part the first of its rows here, and where it begins; rows up to the last follow.
+    /// For each part the first of its rows here, and its offset; rows up to the last follow.
     starts: Vec<(usize, usize)>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Fetched<'a> {
         in_features: usize,
         memory: &'a mut Vec<u8>,
     ) -> io::Result<Self> {
-        // Of each part the first row and the end; empty for a part without features here.
+        // The first row and the end of each part; empty for a part without features here.
         let mut ranges = vec![(usize::MAX, 0); parts.len()];
         for (part, row) in features {
             let (place, (first, end)) = (parts[part].place(row), &mut ranges[part]);

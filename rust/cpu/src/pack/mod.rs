@@ -44,7 +44,7 @@ const CHUNK: usize = 256;
 /// Numbers from a row of a chunk to the next: an odd number of cache lines, so that 64 rows do not
 /// meet in the same few sets of a cache.
 const CHUNK_STRIDE: usize = CHUNK + PANEL;
-/// Panels with a gate begin with so many of its features; as many of the other half follow.
+/// Features of the gate that a panel with a gate begins with; as many of the other half follow.
 const HALF: usize = PANEL_FEATURES / 2;
 /// The largest whole number of an int8 weight; -128 has no positive counterpart.
 const LARGEST_INT8: f32 = 127.0;
@@ -63,7 +63,7 @@ pub enum PanelsMut<'a> {
     Int8 {
         /// The panels.
         values: &'a mut [i8],
-        /// `[N]`.
+        /// Scale of each feature, `[N]`.
         scales: &'a mut [f32],
     },
     /// Blocks of the file, which products of bytes take.
@@ -88,7 +88,7 @@ pub struct Layer<'a> {
     pub panels: PanelsMut<'a>,
 }
 
-/// Why layers were not packed.
+/// Reason why layers were not packed.
 #[derive(Debug)]
 pub enum PackError {
     /// Arguments that do not fit each other; nothing was written.
@@ -202,7 +202,7 @@ fn check_panels(
     }
 }
 
-/// Panels as threads share them.
+/// Panels in the form that threads share.
 enum Target<'a> {
     Units(*mut u32),
     Int8 { values: *mut i8, scales: *mut f32 },
@@ -277,7 +277,7 @@ impl<'a> Packing<'a> {
         let features = (0..PANEL_FEATURES).filter_map(|feature| self.source(panel, feature));
         let fetched = Fetched::read(&self.parts, features, self.in_features, &mut memory);
         if let Ok(fetched) = &fetched {
-            // SAFETY: the panels have room for this one, which no other thread has.
+            // SAFETY: the target has this panel, which no other thread accesses.
             unsafe { execution.instructions.run(Panel { packing: self, index: panel, fetched }) };
         }
         let done = fetched.map(|_| ());
@@ -304,12 +304,12 @@ impl<'a> Packing<'a> {
     /// Writes a panel of a layer with numbers of `E`.
     ///
     /// # Safety
-    /// No other thread has the panel, which the target has room for.
+    /// The target has the panel, which no other thread accesses.
     #[inline(always)]
     unsafe fn write<E: Stored>(&self, panel: usize, fetched: &Fetched<'_>) {
         let mut memory = NUMBERS.take();
         let [rows] = pieces(&mut memory, [PANEL_FEATURES * CHUNK_STRIDE]);
-        // SAFETY: there are so many numbers, each of which is a float32.
+        // SAFETY: the buffer has this many numbers, each of which is a float32.
         let rows = unsafe { std::slice::from_raw_parts_mut(rows, PANEL_FEATURES * CHUNK_STRIDE) };
         rows.fill(0.0);
         // SAFETY: the caller's promise.
@@ -412,7 +412,7 @@ impl<'a> Packing<'a> {
             let mut odd = 0_u32;
             for number in numbers {
                 *number = E::from_f32(*number).to_f32();
-                // A chunk has few numbers, and a checked sum is none of vectors.
+                // A chunk has few numbers; a checked sum would not be vectorised.
                 odd = odd.wrapping_add(u32::from(!number.is_finite()));
             }
             if counts && odd > 0 {
@@ -426,7 +426,7 @@ impl<'a> Packing<'a> {
 /// Writes the units of 64 rows of numbers of `E`, `PANEL` numbers of a row at a time.
 ///
 /// # Safety
-/// `units` has room for those of `len` numbers of 64 rows.
+/// `units` can hold those of `len` numbers of 64 rows.
 #[inline(always)]
 unsafe fn transpose_units<E: Stored>(rows: &[f32], len: usize, units: *mut u32) {
     let per_unit = 4 / size_of::<E>();
@@ -444,8 +444,8 @@ unsafe fn transpose_units<E: Stored>(rows: &[f32], len: usize, units: *mut u32) 
     }
 }
 
-/// Gives `write` each number of 64 rows, `PANEL` of a row at a time: lines of both sides stay in
-/// the first cache.
+/// Passes each number of 64 rows to `write`, `PANEL` of a row at a time: lines of both sides stay
+/// in the first cache.
 #[inline(always)]
 fn transpose(rows: &[f32], len: usize, mut write: impl FnMut(usize, usize, f32)) {
     for first in (0..len).step_by(PANEL) {

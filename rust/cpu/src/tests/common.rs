@@ -1,4 +1,4 @@
-//! Steps over poisoned memory, and a naive model in float64 that says what they answer.
+//! Steps over poisoned memory, and a naive float64 model of their outputs.
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
 use crate::attention::{CacheDType, Memory, Options, Place, Rows, Shape, Tokens, paged_attention};
@@ -21,7 +21,7 @@ impl Team for Threads {
 /// A row of a case: cached keys, queries.
 pub(super) type Row = (usize, usize);
 
-/// What a step is made of.
+/// Parameters of a step.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) dtype: DType,
@@ -42,13 +42,13 @@ pub(super) struct Case {
     pub(super) causal: bool,
     /// Whole cached blocks of the first row that the others have too.
     pub(super) shares_prefix: bool,
-    /// Elements between heads and tokens that belong to nobody.
+    /// Unused elements between heads and tokens.
     pub(super) gap: usize,
     pub(super) seed: u64,
 }
 
 impl Case {
-    /// Something ordinary.
+    /// A case without special options.
     pub(super) fn plain(rows: &[Row]) -> Self {
         Self {
             dtype: DType::Float32,
@@ -296,7 +296,7 @@ impl Step {
                 self.block_tables[row * width + index] = int(block);
             }
             let slot = block * block_size + position % block_size;
-            // Some queries' keys are there already, as those of a prefix that two rows compute.
+            // Some keys of queries are in the pool already, as if two rows computed a prefix.
             let is_written = position < cached || random.below(8) == 0;
             if position >= cached {
                 let slot = i64::try_from(slot).expect("a small number");
@@ -308,7 +308,7 @@ impl Step {
                         return self.known[0][position][kv_head].clone();
                     }
                     let token = (position >= cached).then(|| first_token + position - cached);
-                    // A key that nobody sees is never written.
+                    // A key that no query sees is never written.
                     let place = (is_written && position >= first_key)
                         .then(|| Place::new(&self.shape, slot, kv_head));
                     self.fill(random, token, place, kv_head)
@@ -361,7 +361,7 @@ impl Step {
         self.fill_levels(&numbers, place)
     }
 
-    /// Rounds a key and a value to what a pool of bytes has of them, and stores it at a place.
+    /// Rounds a key and a value to the levels of a pool of bytes, and stores them at a place.
     fn fill_levels(&mut self, numbers: &[f32], place: Option<Place>) -> Vec<f32> {
         let mut rounded = Vec::new();
         for (is_value, part) in [false, true]
@@ -419,7 +419,7 @@ impl Step {
         }
     }
 
-    /// The answer of the call under test.
+    /// The output of the call under test.
     pub(super) fn run(
         &mut self,
         instructions: InstructionSet,
@@ -435,7 +435,7 @@ impl Step {
         Ok((0..len).map(|index| self.output.get(index)).collect())
     }
 
-    /// The answer of a step of one row whose queries before `first` were answered before.
+    /// The output of a step of one row whose queries before `first` were computed before.
     pub(super) fn run_tail(&mut self, first: usize, num_threads: usize) -> Vec<f32> {
         let mut memory = self.memory();
         let size = self.case.dtype.size();
@@ -461,7 +461,7 @@ impl Step {
         (0..len).map(|index| self.output.get(index)).collect()
     }
 
-    /// The answer, in the plainest way.
+    /// The expected output, computed naively.
     pub(super) fn expected(&self) -> Vec<f64> {
         let mut answer = Vec::new();
         for (row, &(cached, queries)) in self.case.rows.iter().enumerate() {
@@ -527,13 +527,13 @@ impl Step {
         answer
     }
 
-    /// Asserts that the answer is right.
+    /// Asserts that the output is right.
     pub(super) fn check(&mut self, instructions: InstructionSet, num_threads: usize) {
         let expected = self.expected();
         let answer = self.run(instructions, num_threads).expect("a correct step");
         let tolerance = match self.case.dtype {
             DType::Float32 => 5e-6,
-            // Answers below 1 are rounded by 2^-9, weights by as much of each.
+            // Outputs below 1 are rounded by 2^-9, weights by as much of each.
             DType::BFloat16 => 8e-3,
             // The same with 2^-12.
             DType::Float16 => 1e-3,
@@ -549,10 +549,10 @@ impl Step {
     }
 }
 
-/// All kinds of numbers.
+/// All types of numbers.
 pub(super) const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::Float16];
 
-/// All kinds of pools.
+/// All types of pools.
 pub(super) const CACHE_DTYPES: [CacheDType; 4] =
     [CacheDType::Auto, CacheDType::Int8, CacheDType::Float8E4M3, CacheDType::Float8E5M2];
 

@@ -13,12 +13,12 @@ use crate::exchange::Exchange;
 use proptest::prelude::*;
 
 const LINE: usize = 64;
-/// Small, so that most calls take several.
+/// Small, so that most calls take several chunks.
 const PIECE_BYTES: usize = 2 * LINE;
 const SOON: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What ranks share: zero, with a line to spare for the alignment.
+/// Memory that ranks share: zero, with a line to spare for the alignment.
 struct Memory {
     lines: Vec<[u64; LINE / 8]>,
     num_ranks: usize,
@@ -30,7 +30,7 @@ impl Memory {
         Self { lines: vec![[0; LINE / 8]; num_lines], num_ranks }
     }
 
-    /// Runs each rank in a thread of its own; gives what came of each.
+    /// Runs each rank in a separate thread; returns the results.
     fn run<T: Send>(&mut self, rank: impl Fn(usize, Exchange) -> T + Sync) -> Vec<T> {
         let start = self.lines.as_mut_ptr().cast::<u8>();
         let start = start.wrapping_add(start.align_offset(LINE));
@@ -60,7 +60,7 @@ fn sum<T>(exchange: &mut Exchange, values: &mut [T], dtype: DType, patience: Dur
     unsafe { exchange.sum(address, values.len(), dtype, patience) }.unwrap()
 }
 
-/// What a rank gives to a call.
+/// Numbers that a rank contributes to a call.
 fn numbers_of(rank: usize, call: usize, num: usize) -> Vec<f32> {
     let number = |place: usize| ((place * 37 + call * 11 + rank * 101) % 1009) as f32;
     (0..num).map(|place| (number(place) - 504.0).sin() * 3.0).collect()

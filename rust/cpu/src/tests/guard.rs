@@ -39,7 +39,7 @@ impl Guarded {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        // SAFETY: initialised by `new`, and nobody writes now.
+        // SAFETY: initialised by `new`, and not written now.
         unsafe { std::slice::from_raw_parts(self.start, self.len).to_vec() }
     }
 }
@@ -65,7 +65,7 @@ fn nothing_past_the_end_is_touched() {
                 let case = Case { dtype, cache_dtype, key_size, value_size, block_size, ..plain };
                 for instructions in available() {
                     let mut step = Step::new(&case);
-                    // The row whose last block is the pool's last: every block comes to be it.
+                    // The row whose last block is the pool's last: each block is that one in turn.
                     for shift in 0..step.shape.num_blocks {
                         rotate(&mut step, shift.min(1));
                         guarded_run(&mut step, instructions);
@@ -76,7 +76,7 @@ fn nothing_past_the_end_is_touched() {
     }
 }
 
-/// Renames all blocks, and moves what is in them.
+/// Renames all blocks, and moves their contents.
 fn rotate(step: &mut Step, by: usize) {
     let num_blocks = step.shape.num_blocks;
     let block_bytes = step.shape.block_bytes();
@@ -117,7 +117,7 @@ fn guarded_run(step: &mut Step, instructions: crate::InstructionSet) {
     }
 }
 
-/// Small whole numbers, of which every sum is exact.
+/// Small whole numbers, all sums of which are exact.
 fn small_numbers(random: &mut Random, dtype: DType, len: usize) -> Numbers {
     let mut numbers = Numbers::poisoned(dtype, len);
     for index in 0..len {
@@ -126,7 +126,7 @@ fn small_numbers(random: &mut Random, dtype: DType, len: usize) -> Numbers {
     numbers
 }
 
-/// The layout that `linear.rs` says, of weights `[n, k]`.
+/// Weights `[n, k]` in the layout that `linear.rs` describes.
 fn packed(weights: &Numbers, depth: usize, num_features: usize) -> Vec<u8> {
     let (size, per_unit) = (weights.dtype.size(), 4 / weights.dtype.size());
     let mut bytes = vec![0; num_features.next_multiple_of(64) * depth * size];
@@ -140,12 +140,12 @@ fn packed(weights: &Numbers, depth: usize, num_features: usize) -> Vec<u8> {
     bytes
 }
 
-/// From -127 to 127.
+/// A whole number from -127 to 127.
 fn whole_number(random: &mut Random) -> i8 {
     i8::try_from(random.below(128)).expect("7 bits") * if random.below(2) == 0 { 1 } else { -1 }
 }
 
-/// The same of int8 weights.
+/// As `packed`, for int8 weights.
 fn packed_int8(values: &[i8], depth: usize, num_features: usize) -> Vec<u8> {
     let mut bytes = vec![0; num_features.next_multiple_of(64) * depth];
     for (index, value) in values.iter().enumerate() {

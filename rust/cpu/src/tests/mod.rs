@@ -1,4 +1,4 @@
-//! Tests of several modules at once, by what a caller can name.
+//! Tests of several modules at once, through the names that a caller can use.
 //!
 //! Here and not beside `src`, where the kernels would be compiled once more for them.
 

@@ -53,9 +53,9 @@ prop_compose! {
             dtype, num_kv_heads, group, key_size, value_size, block_size, rows, scale, window,
             softcap, sinks, num_biases,
             alibi: alibi.filter(|_| num_biases.is_none()),
-            // Steep slopes of what lies ahead make scores of hundreds, with roundings as large.
+            // Steep slopes of later keys make scores of hundreds, with roundings as large.
             causal: causal || alibi == Some(0.7) || num_biases.is_some(),
-            // Under a window the first row may not have what the others see.
+            // Under a window the first row may lack blocks that the others see.
             shares_prefix: shares_prefix && window.is_none(),
             gap, seed,
         }
@@ -96,7 +96,7 @@ fn pools() -> impl Iterator<Item = (DType, CacheDType)> {
     DTYPES.into_iter().flat_map(|dtype| CACHE_DTYPES.map(|cache_dtype| (dtype, cache_dtype)))
 }
 
-/// A pool of bytes keeps that a number is none.
+/// A pool of bytes keeps that a number is not finite.
 #[test]
 fn a_key_or_value_that_is_no_number_spoils_its_own_row_alone() {
     for (number, cache_dtype) in [f32::NAN, f32::INFINITY]
@@ -117,7 +117,7 @@ fn a_key_or_value_that_is_no_number_spoils_its_own_row_alone() {
     }
 }
 
-/// Invariant 3: neither threads, nor the batch, nor how the prompt is cut.
+/// Invariant 3: neither threads, nor the batch, nor the cuts of a prompt change the output.
 #[test]
 fn the_answer_of_a_query_depends_on_its_row_alone() {
     for (dtype, cache_dtype) in pools() {

@@ -1,4 +1,4 @@
-//! What does not fit is refused by name, before anything is touched.
+//! Arguments that do not fit each other are refused by name, before memory is touched.
 #![allow(unsafe_code, reason = "the call under test takes pointers")]
 
 use super::common::{Case, Step};
@@ -48,7 +48,7 @@ refusals! {
     more_queries_than_keys: |step| step.seq_lens[1] = 2 => "row 1 has 3 queries and only 2 keys";
     negative_keys: |step| step.seq_lens[0] = -1 => "row 0 has 1 queries and only -1";
     uneven_tables: |step| step.block_tables.push(0) => "block_tables must hold equally many";
-    more_keys_than_blocks: |step| step.seq_lens[0] = 90 => "seq_lens asks for 90";
+    more_keys_than_blocks: |step| step.seq_lens[0] = 90 => "seq_lens needs 90";
     no_blocks: |step| step.block_tables.clear() => "has 0 blocks";
     a_block_too_high: |step| step.block_tables[1] = 5 => "block_tables[0, 1] must be one of";
     a_negative_block: |step| step.block_tables[0] = -1 => "block_tables[0, 0] must be one of";
@@ -77,7 +77,7 @@ fn addresses_that_cannot_be_are_refused() {
             team: &crate::Sequential,
             num_threads: 1,
         };
-        // SAFETY: refused before any memory is touched, which is the point.
+        // SAFETY: the call is refused before any memory is touched, which this tests.
         let answer = unsafe {
             crate::attention::paged_attention(
                 &step.shape,

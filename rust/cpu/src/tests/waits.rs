@@ -1,4 +1,4 @@
-//! What calls lose to waiting is counted, in a process in which nothing else calls.
+//! Counts of the time that calls lose to waiting, in a process without other calls.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_methods, reason = "a wait takes time")]
 
@@ -28,7 +28,7 @@ fn waits_and_absent_threads_are_counted() {
 fn in_a_separate_process() {
     assert_eq!(Threads.waits(), Waits::default());
 
-    // Both threads come; the caller is done long before the other one.
+    // Both threads take part; the caller is done long before the other one.
     let caller = current().id();
     let num_begun = AtomicUsize::new(0);
     Threads.run(2, &|| {
