@@ -121,10 +121,10 @@ def test_the_evictor_goes_by_age_then_depth_then_order() -> None:
     evictor = LRUEvictor()
     for block, last_access, num_tokens in ((7, 2, 16), (3, 1, 16), (4, 1, 48), (5, 1, 48)):
         evictor.add(block, last_access, num_tokens)
-    with pytest.raises(RequestError, match="block 4 is here already"):
+    with pytest.raises(RequestError, match="block 4 was already added"):
         evictor.add(4, 9, 9)
     evictor.remove(5)
-    with pytest.raises(RequestError, match="block 5 is not here"):
+    with pytest.raises(RequestError, match="block 5 was not added"):
         evictor.remove(5)
     assert (len(evictor), 4 in evictor, 5 in evictor) == (3, True, False)
     assert [evictor.evict() for _ in range(4)] == [4, 3, 7, None]

@@ -105,11 +105,11 @@ class CacheChoices:
 class KVGroup:
     """Layers that keep something else of a sequence than all its keys and values.
 
-    With "window" they keep those of the newest tokens, and of sink tokens at the beginning: a
-    sequence has at most the blocks that its window and its sink tokens span, and those that a step
-    adds.  With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With
-    "state" a block is the state of one sequence, as recurrences have.  With "cross" they keep those
-    of an encoder's output, in blocks of the first group's pool.
+    With "window" they keep those of the newest tokens, and of sink tokens at the start: a sequence
+    has at most the blocks that its window and its sink tokens span, and those that a step adds.
+    With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With "state" a
+    block is the state of one sequence, as recurrences have.  With "cross" they keep those of an
+    encoder's output, in blocks of the first group's pool.
 
     Args:
         kind: "window", "chunked", "state" or "cross".
@@ -437,10 +437,10 @@ class InputBuffers:
             the default, for a scheduler without ``max_loras``.
         cross_lens: Tokens of the output of each row's encoder, int32 ``[R]``; None, the
             default, for decoder-only models.
-        group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W from
-            ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 where none is
-            seen.  A row of a group of states has one entry; where its first position is 0 it
-            begins with a fresh state.
+        group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W
+            from ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 for
+            blocks that no query sees.  A row of a group of states has one entry; where its
+            first position is 0 it begins with a fresh state.
         group_slots: Slots of keys and values in each of these groups, int64 ``[T]``; empty
             for a kind other than "window".
 
@@ -535,7 +535,7 @@ class SchedulerOutputs:
     def moves(self) -> list[BlockMoves]:
         """Moves in the pool of each KV group, the first group's first.
 
-        A group without a pool of its own moves in the first, and its entry is empty.
+        A group without a separate pool moves in the first, and its entry is empty.
         """
     @property
     def blocks_to_swap_out(self) -> NDArray[np.int64]:
@@ -899,7 +899,7 @@ class Scheduler:
 
         Returns:
             A sentence without its subject, such as "has 40 tokens; max_model_len is 32, so at
-            most 31 leave room for a new one"; None if such a prompt can run.
+            most 31 leave space for a new one"; None if such a prompt can run.
 
         Raises:
             ``RequestError``: A negative number.

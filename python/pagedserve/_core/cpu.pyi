@@ -696,38 +696,38 @@ def paged_attention(
 def pass_texts(
     content: bytes, at: int, count: int, *, max_bytes: int, big_endian: bool
 ) -> tuple[int, int]:
-    """Pass over the complete texts of a list, up to the first that is too long.
+    """Pass over the complete strings of a list, up to the first that is too long.
 
     Args:
-        content: Bytes of a file from its beginning.
-        at: Offset of the first text.
-        count: Maximum number of texts to pass over.
-        max_bytes: Maximum length of a text in bytes.
+        content: Bytes of a file from its start.
+        at: Offset of the first string.
+        count: Maximum number of strings to pass over.
+        max_bytes: Maximum length of a string in bytes.
         big_endian: Byte order of the lengths.
 
     Returns:
-        Number of texts passed over, and the offset of the byte after them.
+        Number of strings passed over, and the offset of the byte after them.
     """
 
 def read_pairs(content: bytes, *, big_endian: bool) -> list[tuple[str, str]]:
-    """Return the texts of a list, each split at its only space.
+    """Return the strings of a list, each split at its only space.
 
     Args:
-        content: The list's bytes, all of them texts.
+        content: The list's bytes, all of them strings.
         big_endian: Byte order of the lengths.
 
     Raises:
-        ``UnicodeDecodeError``: A text is not UTF-8.
-        ``ValueError``: A text has no space, or several.
+        ``UnicodeDecodeError``: A string is not UTF-8.
+        ``ValueError``: A string has no space, or several.
     """
 
 def read_texts(content: bytes, *, big_endian: bool) -> list[str]:
-    """Return the texts of a list.
+    """Return the strings of a list.
 
     Args:
-        content: The list's bytes, all of them texts.
+        content: The list's bytes, all of them strings.
         big_endian: Byte order of the lengths.
 
     Raises:
-        ``UnicodeDecodeError``: A text is not UTF-8.
+        ``UnicodeDecodeError``: A string is not UTF-8.
     """

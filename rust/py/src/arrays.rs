@@ -106,10 +106,10 @@ macro_rules! input_buffers {
         ///         the default, for a scheduler without ``max_loras``.
         ///     cross_lens: Tokens of the output of each row's encoder, int32 ``[R]``; None, the
         ///         default, for decoder-only models.
-        ///     group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W from
-        ///         ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 where none is
-        ///         seen.  A row of a group of states has one entry; where its first position is 0 it
-        ///         begins with a fresh state.
+        ///     group_tables: Blocks of each KV group beside the first, int32 ``[R * W]`` with W
+        ///         from ``SchedulerOutputs.table_widths``, laid out as ``block_tables``, 0 for
+        ///         blocks that no query sees.  A row of a group of states has one entry; where its
+        ///         first position is 0 it begins with a fresh state.
         ///     group_slots: Slots of keys and values in each of these groups, int64 ``[T]``; empty
         ///         for a kind other than "window".
         ///

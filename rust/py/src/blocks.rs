@@ -300,7 +300,7 @@ impl LRUEvictor {
     ///     ``RequestError``: A block that was already added.
     fn add(&mut self, block: i64, last_access: u64, num_hashed_tokens: usize) -> PyResult<()> {
         let is_new = self.0.add(block_of(block, MAX_BLOCKS)?, last_access, num_hashed_tokens);
-        expect(is_new, || format!("block {block} is here already"))
+        expect(is_new, || format!("block {block} was already added"))
     }
 
     /// Remove a block that is used again.
@@ -309,7 +309,7 @@ impl LRUEvictor {
     ///     ``RequestError``: A block that was not added.
     fn remove(&mut self, block: i64) -> PyResult<()> {
         let was_here = self.0.remove(block_of(block, MAX_BLOCKS)?);
-        expect(was_here, || format!("block {block} is not here"))
+        expect(was_here, || format!("block {block} was not added"))
     }
 
     /// Remove and return the next block to evict.

@@ -64,7 +64,7 @@ where
     if work.is_long() { py.detach(compute) } else { compute() }.or_raise()
 }
 
-/// State behind a lock: a thread that comes while another computes waits, without the GIL.
+/// State with a lock: a thread that calls while another computes waits, without the GIL.
 pub(crate) struct Locked<S>(Mutex<S>);
 
 impl<S: Send> Locked<S> {
@@ -83,7 +83,7 @@ impl<S: Send> Locked<S> {
         Result<T, E>: OrRaise<T>,
     {
         let result = {
-            // A panic is raised in Python; what it left is looked at as it is.
+            // A panic is raised in Python; the state that it left is used unchanged.
             let mut guard = self.0.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
             let state = &mut *guard;
             if work(state).is_long() { py.detach(|| act(state)) } else { act(state) }

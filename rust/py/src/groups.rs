@@ -11,11 +11,11 @@ use crate::error::OrRaise;
 
 /// Layers that keep something else of a sequence than all its keys and values.
 ///
-/// With "window" they keep those of the newest tokens, and of sink tokens at the beginning: a
-/// sequence has at most the blocks that its window and its sink tokens span, and those that a step
-/// adds.  With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With
-/// "state" a block is the state of one sequence, as recurrences have.  With "cross" they keep those
-/// of an encoder's output, in blocks of the first group's pool.
+/// With "window" they keep those of the newest tokens, and of sink tokens at the start: a sequence
+/// has at most the blocks that its window and its sink tokens span, and those that a step adds.
+/// With "chunked" they keep those of the current chunk of positions, as in Llama 4.  With "state" a
+/// block is the state of one sequence, as recurrences have.  With "cross" they keep those of an
+/// encoder's output, in blocks of the first group's pool.
 ///
 /// Args:
 ///     kind: "window", "chunked", "state" or "cross".

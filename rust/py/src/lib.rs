@@ -1,6 +1,6 @@
-//! `pagedserve._core`: the Python binding of `pagedserve-core`.  Every method
-//! checks its arguments, calls the core, maps the error.  The doc comments of Python classes
-//! and functions are their docstrings, and written as such.
+//! `pagedserve._core`: the Python binding of `pagedserve-core`.  Every method checks its arguments,
+//! calls the core and maps the error.  The doc comments of Python classes and functions are their
+//! docstrings, and written as such.
 #![allow(clippy::doc_markdown, reason = "Python's docstrings name arguments without backticks")]
 
 mod arrays;
@@ -61,7 +61,7 @@ mod _core {
         let cpu = module.getattr("cpu")?;
         cpu.setattr("__name__", NAME)?;
         for name in cpu.getattr("__all__")?.try_iter()? {
-            // Functions take the name that the module had when it was made.
+            // Functions take the name that the module had when they were created.
             let member = cpu.getattr(name?.cast::<PyString>()?)?;
             if !member.is_instance_of::<PyType>() {
                 member.setattr("__module__", NAME)?;

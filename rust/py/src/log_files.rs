@@ -1,13 +1,13 @@
 //! Files of a decision log: one file, or a directory with files of bounded size.
 //!
 //! In a directory the files of a log are `decisions-RRRR-PPPPP.jsonl`: the number of the log, one
-//! more than that of any log found there, and that of the part.  Only together, from the first, are
-//! they a log.  Invariants:
+//! more than that of any log found there, and that of the part.  They are a log only together, from
+//! the first.  Invariants:
 //!
 //! 1. A line lies in one file.
-//! 2. A file begins only where `max_bytes` has room for another: the oldest files go first.
+//! 2. A file begins only once `max_bytes` allows another: the oldest files are deleted first.
 //!
-//! Costs: those of a `BufWriter`; a look into the directory a file.
+//! Costs: those of a `BufWriter`; one listing of the directory per file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -94,7 +94,7 @@ impl Parts {
         self.num_bytes = 0;
         let mut files = logs_in(&self.directory)?;
         while let Some((_, _, path)) = files.first() {
-            // What another process has removed meanwhile takes no room.
+            // A file that another process has removed meanwhile counts 0 bytes.
             let size_of = |path: &PathBuf| fs::metadata(path).map_or(0, |about| about.len());
             let num_bytes: u64 = files.iter().map(|(_, _, path)| size_of(path)).sum();
             if num_bytes + self.file_bytes() <= self.max_bytes {

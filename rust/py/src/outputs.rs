@@ -12,7 +12,7 @@ use crate::arrays::pair_array;
 pub(crate) struct BlockMoves(core::Moves);
 
 impl BlockMoves {
-    /// Those of every pool.
+    /// Converts the moves of every pool.
     pub(crate) fn all(moves: &[core::Moves]) -> Vec<Self> {
         moves.iter().cloned().map(Self).collect()
     }
@@ -106,7 +106,7 @@ impl SchedulerOutputs {
 
     /// Moves in the pool of each KV group, the first group's first.
     ///
-    /// A group without a pool of its own moves in the first, and its entry is empty.
+    /// A group without a separate pool moves in the first, and its entry is empty.
     #[getter]
     fn moves(&self) -> Vec<BlockMoves> {
         BlockMoves::all(&self.0.moves)

@@ -187,8 +187,8 @@ pub(crate) fn paged_attention(
     let keys = Work::numbers(&[arrays.num_keys()?, numbers_per_key]);
     let queries = Work::numbers(&[rows.slot_mapping.len(), shape.num_heads, shape.key_size]);
     on_threads(py, num_threads, instructions, keys.and(queries), move |execution| {
-        // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-        // promise, as the stub says; everything else is checked.
+        // SAFETY: the caller promises, as the stub says, that the addresses are those of live
+        // tensors of these sizes; everything else is checked.
         unsafe { kernel::paged_attention(&shape, &memory, &rows, &options, execution) }
     })
 }

@@ -126,8 +126,8 @@ impl Decoder {
         }
         on_threads(py, num_threads, instructions, work, move |execution| {
             calls.iter().try_for_each(|(layer, memory, rows)| {
-                // SAFETY: that the addresses are those of live tensors of these sizes is the
-                // caller's promise, as the stub says; everything else is checked.
+                // SAFETY: the caller promises, as the stub says, that the addresses are those of
+                // live tensors of these sizes; everything else is checked.
                 unsafe { layer.run(Part::Whole, memory, rows, execution) }
             })
         })

@@ -36,7 +36,7 @@ impl RankExchange {
         let memory = std::ptr::with_exposed_provenance_mut(memory);
         let rank = (size("rank", rank)?, size("num_ranks", num_ranks)?);
         let piece_bytes = size("piece_bytes", piece_bytes)?;
-        // SAFETY: that the memory is mapped while this lives is the caller's promise.
+        // SAFETY: the caller promises that the memory is mapped while this lives.
         let exchange = unsafe { Exchange::new(memory, rank, piece_bytes) }.or_raise()?;
         Ok(Self(Locked::new(exchange)))
     }
@@ -72,7 +72,7 @@ impl RankExchange {
             |_| Work::LONG,
             |exchange| {
                 let values = std::ptr::with_exposed_provenance_mut(values);
-                // SAFETY: that the numbers are there is the caller's promise.
+                // SAFETY: the caller promises that the numbers exist.
                 unsafe { exchange.sum(values, num, dtype, patience) }
             },
         )
@@ -101,7 +101,7 @@ impl RankExchange {
             |exchange| {
                 let values = std::ptr::with_exposed_provenance(values);
                 let output = std::ptr::with_exposed_provenance_mut(output);
-                // SAFETY: that both are there is the caller's promise.
+                // SAFETY: the caller promises that both exist.
                 Ok::<_, Error>(unsafe { exchange.gather((values, output), num_bytes, patience) })
             },
         )

@@ -18,7 +18,7 @@ use crate::gateway::{Work, compute};
 #[pyfunction]
 pub(crate) fn bump(word: usize) -> PyResult<()> {
     let word = checked(word)?;
-    // SAFETY: that the address is that of mapped memory is the caller's promise, as the module says.
+    // SAFETY: the caller promises, as the module says, that the address is that of mapped memory.
     unsafe { futex::bump(word) };
     Ok(())
 }

@@ -310,8 +310,8 @@ impl DecoderLayer {
         let layer = self.prepare(py, window, adapters.as_ref(), rows.slot_mapping.len())?;
         let work = layer.work(arrays.num_keys()?);
         on_threads(py, num_threads, instructions, work, move |execution| {
-            // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-            // promise, as the stub says; everything else is checked.
+            // SAFETY: the caller promises, as the stub says, that the addresses are those of live
+            // tensors of these sizes; everything else is checked.
             unsafe { layer.run(part, &memory, &rows, execution) }
         })
     }
@@ -355,8 +355,8 @@ pub(crate) fn rms_norm(
     on_threads(py, num_threads, instructions, work, move |execution| {
         let memory =
             (std::ptr::with_exposed_provenance(x), std::ptr::with_exposed_provenance_mut(output));
-        // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-        // promise, as the stub says; everything else is checked.
+        // SAFETY: the caller promises, as the stub says, that the addresses are those of live
+        // tensors of these sizes; everything else is checked.
         unsafe { pagedserve_cpu::rms_norm(norm, dtype, num_rows, memory, execution) }
     })
 }

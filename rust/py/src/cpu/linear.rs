@@ -90,8 +90,8 @@ pub(crate) struct PackedWeights {
 impl PackedWeights {
     /// Weights in the form that a kernel takes.
     pub(crate) fn weights<'a>(&'a self, py: Python<'a>) -> PyResult<Weights<'a>> {
-        // SAFETY: the array was checked, it lives as long as this object, and whoever made it
-        // does not write it any more, as the stub says.
+        // SAFETY: the array was checked, it lives as long as this object, and the caller does not
+        // write it any more, as the stub requires.
         let panels = unsafe {
             match &self.panels {
                 PanelArray::Units(units) => Panels::Units(units.bind(py).as_slice()?),
@@ -266,8 +266,8 @@ impl PackedWeights {
         let groups: Vec<_> = held.iter().map(Held::group).collect();
         let work = Work::numbers(&[num_rows.div_ceil(4), self.in_features, self.out_features]);
         on_threads(py, num_threads, instructions, work, move |execution| {
-            // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-            // promise, as the stub says; everything else is checked.
+            // SAFETY: the caller promises, as the stub says, that the addresses are those of live
+            // tensors of these sizes; everything else is checked.
             let adapters = Adapters { groups: &groups, first_row: 0 };
             unsafe { linear(&weights, finish, num_rows, x, output, adapters, execution) }
         })
@@ -294,8 +294,8 @@ impl PackedWeights {
         let (weights, features) = (self.weights(py)?, features.as_slice()?);
         let work = Work::numbers(&[features.len(), self.in_features]);
         on_threads(py, num_threads, None, work, move |execution| {
-            // SAFETY: that the address is that of a live tensor of this size is the caller's
-            // promise, as the stub says; everything else is checked.
+            // SAFETY: the caller promises, as the stub says, that the address is that of a live
+            // tensor of this size; everything else is checked.
             let output = std::ptr::with_exposed_provenance_mut(output);
             unsafe { gather(&weights, features, output, execution) }
         })

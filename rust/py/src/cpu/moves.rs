@@ -45,8 +45,8 @@ pub(crate) fn copy_blocks(
     let block_bytes = layers.iter().map(|pools| pools.block_bytes).max().unwrap_or(0);
     let work = Work::numbers(&[pairs.len(), layers.len(), block_bytes / 4]);
     on_threads(py, num_threads, None, work, move |execution| {
-        // SAFETY: that the addresses are those of live tensors of these sizes is the caller's
-        // promise, as the stub says; everything else is checked.
+        // SAFETY: the caller promises, as the stub says, that the addresses are those of live
+        // tensors of these sizes; everything else is checked.
         unsafe { kernel::copy_blocks(&layers, &pairs, execution) }
     })
 }

@@ -8,7 +8,7 @@ use super::{on_threads, size};
 use crate::arrays::{checked, readonly, readwrite};
 use crate::gateway::Work;
 
-/// An exponential in float64 costs as much as reading so many numbers.
+/// An exponential in float64 costs as much as reading this many numbers.
 const NUMBERS_PER_EXPONENTIAL: usize = 8;
 
 /// Rows of logits at an address.
@@ -62,8 +62,8 @@ pub(crate) fn top_k(
     let work = Work::numbers(&[found.0.len() / num.max(1), vocab_size]);
     on_threads(py, num_threads, instructions, work, move |execution| {
         let logits = logits_at(logits, vocab_size, rows.as_deref());
-        // SAFETY: that the address is that of a live tensor of this size is the caller's promise,
-        // as the stub says; everything else is checked.
+        // SAFETY: the caller promises, as the stub says, that the address is that of a live tensor
+        // of this size; everything else is checked.
         unsafe { pagedserve_cpu::top_k(logits, num, masks, found, execution) }
     })
 }

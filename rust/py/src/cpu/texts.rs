@@ -1,4 +1,4 @@
-//! Lists of texts in the header of a GGUF file: each is a length of 8 bytes and that many bytes.
+//! Lists of strings in the header of a GGUF file: each is a length of 8 bytes and that many bytes.
 
 use pyo3::exceptions::{PyUnicodeDecodeError, PyValueError};
 use pyo3::prelude::*;
@@ -6,14 +6,14 @@ use pyo3::types::{PyList, PyString};
 
 const LENGTH: usize = size_of::<u64>();
 
-/// The text at an offset; None if it is not complete.
+/// The string at an offset; None if it is not complete.
 fn text_at(content: &[u8], at: usize, big_endian: bool) -> Option<&[u8]> {
     let (length, rest) = content.get(at..)?.split_first_chunk::<LENGTH>()?;
     let length = if big_endian { u64::from_be_bytes(*length) } else { u64::from_le_bytes(*length) };
     rest.get(..usize::try_from(length).ok()?)
 }
 
-/// The texts of a list of complete ones.
+/// The strings of a list of complete ones.
 fn texts(content: &[u8], big_endian: bool) -> impl Iterator<Item = &[u8]> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -23,17 +23,17 @@ fn texts(content: &[u8], big_endian: bool) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Pass over the complete texts of a list, up to the first that is too long.
+/// Pass over the complete strings of a list, up to the first that is too long.
 ///
 /// Args:
-///     content: Bytes of a file from its beginning.
-///     at: Offset of the first text.
-///     count: Maximum number of texts to pass over.
-///     max_bytes: Maximum length of a text in bytes.
+///     content: Bytes of a file from its start.
+///     at: Offset of the first string.
+///     count: Maximum number of strings to pass over.
+///     max_bytes: Maximum length of a string in bytes.
 ///     big_endian: Byte order of the lengths.
 ///
 /// Returns:
-///     Number of texts passed over, and the offset of the byte after them.
+///     Number of strings passed over, and the offset of the byte after them.
 #[pyfunction]
 #[pyo3(signature = (content, at, count, *, max_bytes, big_endian))]
 pub(crate) fn pass_texts(
@@ -53,14 +53,14 @@ pub(crate) fn pass_texts(
     (count, end)
 }
 
-/// Return the texts of a list.
+/// Return the strings of a list.
 ///
 /// Args:
-///     content: The list's bytes, all of them texts.
+///     content: The list's bytes, all of them strings.
 ///     big_endian: Byte order of the lengths.
 ///
 /// Raises:
-///     ``UnicodeDecodeError``: A text is not UTF-8.
+///     ``UnicodeDecodeError``: A string is not UTF-8.
 #[pyfunction]
 #[pyo3(signature = (content, *, big_endian))]
 pub(crate) fn read_texts<'py>(
@@ -75,15 +75,15 @@ pub(crate) fn read_texts<'py>(
     Ok(found)
 }
 
-/// Return the texts of a list, each split at its only space.
+/// Return the strings of a list, each split at its only space.
 ///
 /// Args:
-///     content: The list's bytes, all of them texts.
+///     content: The list's bytes, all of them strings.
 ///     big_endian: Byte order of the lengths.
 ///
 /// Raises:
-///     ``UnicodeDecodeError``: A text is not UTF-8.
-///     ``ValueError``: A text has no space, or several.
+///     ``UnicodeDecodeError``: A string is not UTF-8.
+///     ``ValueError``: A string has no space, or several.
 #[pyfunction]
 #[pyo3(signature = (content, *, big_endian))]
 pub(crate) fn read_pairs<'py>(

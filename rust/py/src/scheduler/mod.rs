@@ -225,7 +225,7 @@ impl Scheduler {
     ///
     /// Returns:
     ///     A sentence without its subject, such as "has 40 tokens; max_model_len is 32, so at
-    ///     most 31 leave room for a new one"; None if such a prompt can run.
+    ///     most 31 leave space for a new one"; None if such a prompt can run.
     ///
     /// Raises:
     ///     ``RequestError``: A negative number.
