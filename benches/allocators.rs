@@ -1,5 +1,5 @@
-//! Blocks by themselves: hand out, share, take back, find again, evict.  One iteration is a round
-//! over `size` blocks.
+//! Blocks alone: allocate, share, free, find again, evict.  One iteration is a round over `size`
+//! blocks.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ fn contents(first: usize, num_blocks: usize) -> Vec<[TokenId; BLOCK_SIZE]> {
     (first..first + num_blocks).map(block).collect()
 }
 
-/// Registers a chain of blocks and frees it again: the allocator keeps what was in them.
+/// Registers a chain of blocks and frees it again: the allocator keeps their contents.
 fn filled(chain: &[[TokenId; BLOCK_SIZE]]) -> CachedBlockAllocator {
     let mut allocator = CachedBlockAllocator::new(chain.len(), BLOCK_SIZE, IS_CLASSIC);
     let blocks = register(&mut allocator, chain);

@@ -6,7 +6,7 @@
 //! short times counts: other load only adds to them.
 //!
 //! The pools are larger than the caches, and rows' blocks are scattered.
-//! `PAGEDSERVE_BENCH_THREADS` (1) says how many threads work; they wait between calls as torch's
+//! `PAGEDSERVE_BENCH_THREADS` (1) sets the number of threads; they wait between calls as torch's
 //! do, spinning.  An argument chooses the cases whose names contain it:
 //! `cargo bench -p pagedserve-cpu --bench attention -- decode`.
 #![allow(unsafe_code, reason = "the call takes pointers, and multiply-adds are intrinsics")]
@@ -28,14 +28,14 @@ use pagedserve_cpu::{DType, Execution, InstructionSet, Team};
 
 type Work<'a> = &'a (dyn Fn() + Sync);
 
-/// What the threads of a team share with their leader.
+/// State that the threads of a team share with their leader.
 #[derive(Default)]
 struct Board {
-    /// The work of a turn; only looked at between its start and its end.
+    /// The work of a turn; only read between its start and its end.
     work: Mutex<Option<Work<'static>>>,
-    /// Turns begun.
+    /// Number of turns begun.
     turn: AtomicUsize,
-    /// Members at work.
+    /// Number of members at work.
     busy: AtomicUsize,
     is_closed: AtomicBool,
 }
@@ -50,7 +50,7 @@ struct Parked {
 const SPINS: usize = 200_000;
 
 impl Board {
-    /// What each thread but the leader's does.
+    /// Main loop of each thread except the leader's.
     fn serve(&self) {
         let mut seen = 0;
         loop {
@@ -88,7 +88,7 @@ impl Parked {
 impl Team for Parked {
     /// Runs `work` on all threads, whatever their number.
     fn run(&self, _num_threads: usize, work: Work<'_>) {
-        // SAFETY: members look at it before this call returns, and not after.
+        // SAFETY: members read it before this call returns, and not after.
         let lent = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
         *self.board.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(lent);
         self.board.busy.store(self.members.len(), Ordering::Relaxed);
@@ -127,14 +127,14 @@ fn int(number: usize) -> i32 {
     i32::try_from(number).expect("a small number")
 }
 
-/// What a cache moves at once; torch's memory begins with one, too.
+/// Memory that a cache moves at once; torch's memory begins with one, too.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line {
     _words: [u32; 16],
 }
 
-/// Memory of so many bytes, all elements of value one.
+/// Memory of `num_bytes` bytes, all elements of value one.
 fn ones(dtype: DType, num_bytes: usize) -> Vec<Line> {
     let word = match dtype {
         DType::Float32 => 1.0_f32.to_bits(),
@@ -249,7 +249,7 @@ fn shapes() -> Vec<(String, Shape)> {
     shapes
 }
 
-/// The threads, and what they can do.
+/// The threads, and the rates that they can reach.
 struct Machine {
     team: Parked,
     words: Vec<u64>,
@@ -315,7 +315,7 @@ fn sum(words: &[u64]) -> u64 {
     words.iter().fold(0, |sum, &word| sum.wrapping_add(word))
 }
 
-/// Makes products of float32 with the widest vectors; returns how many.
+/// Computes products of float32 with the widest vectors; returns how many.
 fn multiply_adds(rounds: usize) -> usize {
     const CHAINS: usize = 12; // more than latency times throughput
     #[cfg(target_arch = "x86_64")]
@@ -371,7 +371,7 @@ fn lower_decile(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 10]
 }
 
-/// Prints a case: what a call takes, its rate, and the rate as a share of the machine's.
+/// Prints a case: the time of a call, its rate, and the rate as a share of the machine's.
 fn report(name: &str, amount: f64, machine_rate: impl Fn(usize) -> f64, mut call: impl FnMut()) {
     const SAMPLES: usize = 200;
     const FEW_SAMPLES: usize = 11; // of what takes long

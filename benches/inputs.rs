@@ -24,7 +24,7 @@ fn prefilling(num_seqs: usize, context: usize) -> Scheduler {
     scheduler
 }
 
-/// The same one step later: every sequence decodes.
+/// The same scheduler one step later: every sequence decodes.
 fn decoding(num_seqs: usize, context: usize) -> Scheduler {
     let mut scheduler = prefilling(num_seqs, context);
     let num_rows = i32::try_from(num_seqs).unwrap();

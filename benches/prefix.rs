@@ -27,7 +27,7 @@ fn caching(num_gpu_blocks: usize) -> Scheduler {
     Scheduler::new(config, &cache).unwrap()
 }
 
-/// Computes prompts and ends them: their blocks stay behind as cached ones.
+/// Computes prompts and ends them: their blocks stay cached.
 fn finish(scheduler: &mut Scheduler, prompts: &[Vec<TokenId>]) {
     let step_id = admit(scheduler, prompts);
     let num_rows = i32::try_from(prompts.len()).unwrap();
@@ -64,7 +64,7 @@ fn hash(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A prompt that is in the cache whole, from queue to end.
+/// A prompt that is wholly cached, from queue to end.
 fn hit(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("prefix/hit");
     for num_tokens in LENGTHS {

@@ -1,4 +1,4 @@
-//! One step of steady decode, and what surrounds it: criterion groups `area/case/size`.
+//! One step of steady decode, and the calls around it: criterion groups `area/case/size`.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
@@ -16,7 +16,7 @@ use pagedserve_core::sequence::Request;
 const CONTEXT: usize = 512;
 const SIZES: [usize; 5] = [1, 16, 64, 256, 1024];
 
-/// What a caller keeps from step to step.
+/// State that a caller keeps from step to step.
 struct Caller {
     parent_rows: Vec<i32>,
     token_start: Vec<i32>,
