@@ -1,6 +1,6 @@
 """Prompts of decisions: one conversation for each question, of which the engine shares the start.
 
-Every question is the user's turn of its own conversation, after the state, so that its
+Every question is the user's turn of a separate conversation, after the state, so that its
 probabilities depend on no other question.  The first token of the reply is the label.
 """
 
@@ -88,7 +88,7 @@ class DecisionPrompts:
 
         Raises:
             RequestError: No chat template, messages that it does not take, or a label that is not
-                one token of its own.
+                one distinct token.
         """
         rendered = [self._rendered(asked, question) for question in asked.questions]
         num_common = _num_common([token_ids for _, token_ids in rendered])
@@ -137,7 +137,7 @@ class DecisionPrompts:
         if len(set(found)) < len(found):
             raise RequestError(
                 f"two labels of question {question.question_id!r} are the same token of this "
-                "model, so that they cannot be told apart",
+                "model, so that they cannot be distinguished",
                 param="questions",
             )
         return found

@@ -25,7 +25,7 @@ class Question(TypedDict):
     Attributes:
         type: "choice" is one of several options, "noul" is yes or no, "score" is a level of an
             ordered scale.
-        instructions: What is asked: a text, or a JSON value that is shown as text.
+        instructions: The question: a text, or a JSON value that is shown as text.
         criteria: For a choice, a mapping of the options' names to descriptions or None.  For yes or
             no, None or a mapping that describes "true", "false" or both.  For a score, a list of
             the levels' names, from the lowest.
@@ -56,7 +56,7 @@ class ParsedQuestion:
     Attributes:
         question_id: Name of the question.
         type: Type of the question.
-        instructions: What is asked; may be empty.
+        instructions: The question; may be empty.
         options: Possible answers, at least one.
         labels: Label of each option.
     """

@@ -133,7 +133,7 @@ class BatchService:
         return batch
 
     def _make_room(self) -> None:
-        """Drop the oldest batch that has ended, if there is no room for another one."""
+        """Drop the oldest batch that has ended, if `MAX_BATCHES` are stored."""
         if len(self.records) < MAX_BATCHES:
             return
         ended = next((batch for _, batch in self.records if batch.has_ended), None)

@@ -48,7 +48,7 @@ class Page(NamedTuple):
 
 
 def new_id(prefix: str) -> str:
-    """Create an id that sorts after earlier ones of this prefix, and cannot be guessed."""
+    """Create an id that sorts after earlier ones of this prefix and is not predictable."""
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 

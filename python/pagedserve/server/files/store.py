@@ -93,7 +93,7 @@ class FileStore:
             raise ServerError(400, f"{text}: delete some first")
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Check that so many more bytes are within the bound.
+        """Check that `num_bytes` more bytes are within the bound.
 
         Raises:
             ServerError: 400, they are not.
