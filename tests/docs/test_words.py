@@ -73,41 +73,13 @@ def pages() -> Texts:
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
-# Packages of Python whose prose is in the field's words; "" is the top level.
-PACKAGES: Final = (
-    "",
-    "config",
-    "inputs",
-    "native",
-    "engine",
-    "server",
-    "sampling",
-    "sampling_params",
-    "output",
-    "drafts",
-    "executor",
-    "runner",
-    "attention",
-    "cache",
-    "lora",
-    "models",
-    "models/check",
-    "models/families",
-    "models/fused",
-    "models/fused/cpu",
-    "models/fused/gpu",
-    "models/load",
-    "models/tokenizer",
-    "parallel",
-    "deploy",
-    "batch_files",
-    "quantize",
-    "pooling",
-    "replay",
-    "host_ops",
-    "bench",
-    "cli",
-    "kernels",
+# Folders with modules of Python; python/pagedserve/kernels is a link.
+PACKAGES: Final = sorted(
+    {
+        path.parent.relative_to(ROOT).as_posix()
+        for folder in ("python/pagedserve", "kernels")
+        for path in (ROOT / folder).rglob("*.py")
+    }
 )
 
 # Names of documented arguments and attributes.
@@ -116,7 +88,7 @@ _NAME: Final = re.compile(r"^ +\**\w+:", re.MULTILINE)
 
 def package(name: str) -> Texts:
     """The prose of each module of a package, without its subpackages."""
-    for path in sorted((ROOT / "python/pagedserve" / name).glob("*.py")):
+    for path in sorted((ROOT / name).glob("*.py")):
         yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
 
 
@@ -138,7 +110,7 @@ def prose(source: str) -> str:
 
 ROOMS: Final[dict[str, Callable[[], Texts]]] = {
     "pages": pages,
-    **{f"pagedserve/{name}": partial(package, name) for name in PACKAGES},
+    **{name: partial(package, name) for name in PACKAGES},
 }
 
 
