@@ -108,9 +108,42 @@ def prose(source: str) -> str:
     return "\n".join(lines[1:]).replace("``", "`")
 
 
+# Folders with crates of Rust, and the benches.
+CRATES: Final = ("rust/core", "rust/cpu", "rust/py", "benches")
+
+# A comment, a string, or a character, which may be a quotation mark.
+_RUST: Final = re.compile(
+    r"""//[^\n]*|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL
+)
+_PLACEHOLDER: Final = re.compile(r"\{[^{}\n]*\}")
+
+
+def crate(name: str) -> Texts:
+    """The prose of each module of a crate, its tests included."""
+    for path in sorted((ROOT / name).rglob("*.rs")):
+        yield path.relative_to(ROOT).as_posix(), rust_prose(path.read_text(encoding="utf-8"))
+
+
+@cache
+def rust_prose(source: str) -> str:
+    """The comments and messages of a module of Rust, on the lines where they are."""
+    text, end = "", 0
+    for match in _RUST.finditer(source):
+        found = match[0]
+        if not found.startswith("//"):
+            found = _PLACEHOLDER.sub("", found)
+            # A string without a space is a name or a value.
+            if " " not in found:
+                continue
+        text += "\n" * source.count("\n", end, match.start()) + f" {found}"
+        end = match.end()
+    return text
+
+
 ROOMS: Final[dict[str, Callable[[], Texts]]] = {
     "pages": pages,
     **{name: partial(package, name) for name in PACKAGES},
+    **{name: partial(crate, name) for name in CRATES},
 }
 
 
@@ -149,3 +182,13 @@ def test_the_list_finds_the_dialect() -> None:
     dialect = "Whoever asked\nis told `who` the likeliest guess is."
     found = [(line, word) for line, word, _ in offences(dialect)]
     assert found == [(2, "guess"), (1, "Whoever"), (2, "likeliest"), (1, "asked"), (2, "told")]
+
+
+def test_the_list_finds_the_dialect_in_rust() -> None:
+    rust = """let asked = '"'; // as `who`
+    /// A guess.
+    panic!("no room for {mail} \\
+        behind {guess}", "told");
+    """
+    found = [(line, word) for line, word, _ in offences(rust_prose(rust))]
+    assert found == [(2, "guess"), (4, "behind"), (3, "room")]
