@@ -27,6 +27,7 @@ from pagedserve.executor.channel import PoolMoves
 from pagedserve.executor.model_step import ModelStep
 from pagedserve.executor.protocol import StepSizes
 from pagedserve.executor.ranks import RankedExecutor
+from pagedserve.executor.subprocesses import LocalBackend, LocalProcess
 from pagedserve.models.split import check_split
 from pagedserve.parallel.group import RankGroup
 from tests.server.conftest import Process
@@ -129,6 +130,22 @@ def test_a_rank_that_dies_before_it_is_ready_ends_the_start(directory: Path) -> 
     with pytest.raises(ExecutorDeadError, match=r"rank 1 of 2 .*SIGKILL"):
         LLM(str(directory), tensor_parallel_size=2, use_tqdm_on_load=False)
     killer.join()
+    assert ranks_of(os.getpid()) == []
+
+
+def test_a_rank_that_dies_before_it_is_configured_ends_the_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = LocalBackend.start
+
+    def start_and_kill(self: LocalBackend, memory: int) -> list[LocalProcess]:
+        processes = start(self, memory)
+        processes[0].kill()
+        return processes
+
+    monkeypatch.setattr(LocalBackend, "start", start_and_kill)
+    with pytest.raises(ExecutorDeadError, match=r"rank 1 of 2 .*SIGKILL"):
+        LLM(str(directory), tensor_parallel_size=2, use_tqdm_on_load=False)
     assert ranks_of(os.getpid()) == []
 
 

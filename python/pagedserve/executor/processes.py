@@ -161,7 +161,9 @@ class RankProcesses:
             for rank, process in enumerate(backend.start(memory), 1):
                 self._ranks[rank] = _Rank(process)
                 place = process.memory, process.device_index
-                process.connection.send(RankSpec(args, rank, size, store, *place, num_threads))
+                spec = RankSpec(args, rank, size, store, *place, num_threads)
+                with contextlib.suppress(OSError):  # the watcher notices its end
+                    process.connection.send(spec)
         except BaseException:
             self.end()
             raise
