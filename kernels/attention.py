@@ -37,6 +37,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
+    cache_scales: Tensor | None = None,
     causal: bool = True,
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
@@ -50,7 +51,8 @@ def paged_attention(
 
     Args:
         query: ``[T, H, D]``, H a multiple of Hkv, D at most 256; query head h reads KV head
-            h // (H / Hkv).  float16, bfloat16 or float32, like the caches.
+            h // (H / Hkv).  float16, bfloat16 or float32, like the caches
+            without scales.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, this step's keys already written; the
             block size a power of two from 16, any strides whose last is 1.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise.
@@ -64,6 +66,8 @@ def paged_attention(
         sinks: ``[H]``, attention sinks: one more score per head, without a value.
         alibi: ``[H]`` slopes; a score is increased by its head's slope times (the key's position
             minus the query's), after the cap.
+        cache_scales: ``[num_blocks, block_size, Hkv, 2]``, scales of keys and values in bytes (see
+            ``pools``); None of those in the query's dtype.
         causal: a query does not attend to later keys; if False, it attends to all keys of its row,
             within a window to those with position < its own + window.
         max_query_len: upper bound of queries per row; None reads it from the device.
@@ -87,6 +91,7 @@ def paged_attention(
         query=query,
         key_cache=key_cache,
         value_cache=value_cache,
+        cache_scales=cache_scales,
         block_tables=block_tables,
         query_start=query_start,
         seq_lens=seq_lens,
@@ -135,4 +140,5 @@ def _config(kernel: Kernel, call: AttentionCall) -> Config:
         head_size=max(call.query.shape[-1], call.output.shape[-1]),
         itemsize=call.query.element_size(),
         capability=capability,
+        stores_bytes=call.cache_scales is not None,
     )

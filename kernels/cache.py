@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .pools import NUMBERS
+
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
@@ -26,12 +28,34 @@ ELEMENTS_PER_THREAD = 8
 MAX_WARPS = 8
 
 
+@triton.jit
+def _levels(numbers, LIMIT: tl.constexpr, MANTISSA: tl.constexpr, LEAST_STEP: tl.constexpr):
+    """Numbers of a type of bytes for float32 rows ``[n, size]``, and the scale of each row.
+
+    A scale is the least bfloat16 that makes no number larger than LIMIT: the upper half of the
+    float's bits, rounded up.  The type's numbers at ``2 ** e`` are ``2 ** (e - MANTISSA)`` apart,
+    at least LEAST_STEP; those of int8, without MANTISSA, just that.
+    """
+    least = tl.div_rn(tl.max(tl.abs(numbers), 1), LIMIT)
+    bits = (least.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
+    scale = bits.to(tl.float32, bitcast=True)
+    divisor = tl.where(scale > 0, scale, 1.0)[:, None]
+    levels = tl.div_rn(numbers, tl.broadcast_to(divisor, numbers.shape))
+    step = tl.full(numbers.shape, LEAST_STEP, tl.float32)
+    if MANTISSA is not None:
+        power = (levels.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        step = tl.maximum(step, power * (2.0**-MANTISSA))
+    # The last bit of such a sum is 1: it is rounded to the nearest integer, halves to even.
+    return ((tl.div_rn(levels, step) + 12582912.0) - 12582912.0) * step, scale
+
+
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _write_kernel(
     key,
     value,
     key_cache,
     value_cache,
+    cache_scales,
     slot_mapping,
     key_token_stride,
     key_head_stride,
@@ -43,6 +67,9 @@ def _write_kernel(
     value_block_stride,
     value_slot_stride,
     value_cache_head_stride,
+    scales_block_stride,
+    scales_slot_stride,
+    scales_head_stride,
     HEADS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -50,8 +77,11 @@ def _write_kernel(
     HEADS_PADDED: tl.constexpr,
     KEY_PADDED: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    LEAST_STEP: tl.constexpr,
 ):
-    """One program per token."""
+    """One program per token; LIMIT is None of a cache without scales."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:
@@ -65,8 +95,16 @@ def _write_kernel(
     # Both loads before the first store: the compiler cannot reorder them, as they may alias.
     key_rows = key + token * key_token_stride + heads * key_head_stride
     value_rows = value + token * value_token_stride + heads * value_head_stride
-    keys = tl.load(key_rows + key_dims, mask=is_key)
-    values = tl.load(value_rows + value_dims, mask=is_value)
+    keys = tl.load(key_rows + key_dims, mask=is_key, other=0.0)
+    values = tl.load(value_rows + value_dims, mask=is_value, other=0.0)
+    if LIMIT is not None:
+        keys, key_scales = _levels(keys.to(tl.float32), LIMIT, MANTISSA, LEAST_STEP)
+        values, value_scales = _levels(values.to(tl.float32), LIMIT, MANTISSA, LEAST_STEP)
+        of_heads = cache_scales + block * scales_block_stride + offset * scales_slot_stride
+        of_heads += tl.arange(0, HEADS_PADDED) * scales_head_stride
+        is_head = tl.arange(0, HEADS_PADDED) < HEADS
+        tl.store(of_heads, key_scales, is_head)
+        tl.store(of_heads + 1, value_scales, is_head)
     key_rows = key_cache + block * key_block_stride + offset * key_slot_stride
     value_rows = value_cache + block * value_block_stride + offset * value_slot_stride
     tl.store(key_rows + heads * key_cache_head_stride + key_dims, keys, is_key)
@@ -94,7 +132,13 @@ def _copy_kernel(
 
 
 def write_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    cache_scales: Tensor | None = None,
 ) -> None:
     """Write one step's keys and values into their slots.
 
@@ -104,6 +148,8 @@ def write_cache(
         key_cache: ``[num_blocks, block_size, Hkv, D]``, likewise; written in place.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise; written in place.
         slot_mapping: int64 ``[T]``; tokens with -1 are not written.
+        cache_scales: ``[num_blocks, block_size, Hkv, 2]``, scales of keys and values in bytes (see
+            ``pools``), written in place; None of floats.
 
     Raises:
         ValueError: tensors whose last dimension is not contiguous.
@@ -115,6 +161,8 @@ def write_cache(
     num_tokens, heads, key_size = key.shape
     if num_tokens == 0:
         return
+    numbers = None if cache_scales is None else NUMBERS[key_cache.dtype]
+    scales_strides = (0, 0, 0) if cache_scales is None else cache_scales.stride()[:3]
     heads_padded, key_padded = triton.next_power_of_2(heads), triton.next_power_of_2(key_size)
     warps = heads_padded * key_padded // (32 * ELEMENTS_PER_THREAD)
     _write_kernel[(num_tokens,)](
@@ -122,11 +170,13 @@ def write_cache(
         value,
         key_cache,
         value_cache,
+        cache_scales,
         slot_mapping,
         *key.stride()[:2],
         *value.stride()[:2],
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
+        *scales_strides,
         HEADS=heads,
         KEY_SIZE=key_size,
         VALUE_SIZE=value.shape[-1],
@@ -134,6 +184,9 @@ def write_cache(
         HEADS_PADDED=heads_padded,
         KEY_PADDED=key_padded,
         VALUE_PADDED=triton.next_power_of_2(value.shape[-1]),
+        LIMIT=numbers and numbers.largest,
+        MANTISSA=numbers and numbers.mantissa,
+        LEAST_STEP=numbers and numbers.least_step,
         num_warps=min(max(warps, 1), MAX_WARPS),
         enable_fp_fusion=True,
     )

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .pools import NUMBERS
+
 if __name__.startswith("kernels."):
     raise ImportError(f"import this module as pagedserve.{__name__}: {__name__} is a second copy")
 
@@ -42,6 +44,7 @@ class AttentionCall:
     query: Tensor
     key_cache: Tensor
     value_cache: Tensor
+    cache_scales: Tensor | None
     block_tables: Tensor
     query_start: Tensor
     seq_lens: Tensor
@@ -76,9 +79,13 @@ class AttentionCall:
             )
         if self.scale <= 0:
             raise ValueError(f"scale is {self.scale}; the kernels take positive ones")
-        dtypes = {tensor.dtype for tensor in (self.query, self.key_cache, self.value_cache)}
-        if len(dtypes) > 1:
-            raise ValueError(f"query, keys and values have dtypes {dtypes}; they must be the same")
+        stored = {self.key_cache.dtype, self.value_cache.dtype}
+        accepted = {self.query.dtype} if self.cache_scales is None else NUMBERS.keys()
+        if len(stored) > 1 or not stored <= accepted:
+            raise ValueError(
+                f"query, keys and values have dtypes {stored | {self.query.dtype}}; they must be "
+                "the same, or keys and values with scales one type of bytes"
+            )
         if self.output.shape != (*self.query.shape[:2], value_size):
             raise ValueError(
                 f"output is {list(self.output.shape)}, not {[*self.query.shape[:2], value_size]}"
@@ -94,8 +101,9 @@ class AttentionCall:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are only scaled."""
-        return self.window is None and self.softcap is None and self.alibi is None
+        """Whether scores are only scaled, and keys and values not converted."""
+        changed = (self.window, self.softcap, self.alibi, self.cache_scales)
+        return all(option is None for option in changed)
 
     @property
     def num_kv_heads(self) -> int:
@@ -116,6 +124,7 @@ class AttentionCall:
             self.query,
             self.key_cache,
             self.value_cache,
+            self.cache_scales,
             self.block_tables,
             self.query_start,
             self.seq_lens,
@@ -127,13 +136,15 @@ class AttentionCall:
         )
 
     def strides(self) -> tuple[int, ...]:
-        """Strides for both kernels, ``table_stride .. value_head_stride``."""
+        """Strides for both kernels, ``table_stride .. scales_head_stride``."""
+        scales = (0, 0, 0) if self.cache_scales is None else self.cache_scales.stride()[:3]
         return (
             self.block_tables.stride(0),
             *self.output.stride()[:2],
             *self.query.stride()[:2],
             *self.key_cache.stride()[:3],
             *self.value_cache.stride()[:3],
+            *scales,
         )
 
     def constants(self) -> dict[str, Any]:
@@ -150,5 +161,6 @@ class AttentionCall:
             "HAS_SOFTCAP": self.softcap is not None,
             "HAS_SINKS": self.sinks is not None,
             "HAS_ALIBI": self.alibi is not None,
+            "HAS_SCALES": self.cache_scales is not None,
             "CAUSAL": self.causal,
         }

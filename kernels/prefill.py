@@ -44,6 +44,7 @@ def _prefill_kernel(
     query,
     key_cache,
     value_cache,
+    cache_scales,
     block_tables,
     query_start,
     seq_lens,
@@ -65,6 +66,9 @@ def _prefill_kernel(
     value_block_stride,
     value_slot_stride,
     value_head_stride,
+    scales_block_stride,
+    scales_slot_stride,
+    scales_head_stride,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -78,6 +82,7 @@ def _prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
     """Programs (tile, KV head): a KV head's programs run together, on keys in the L2 cache."""
@@ -111,6 +116,7 @@ def _prefill_kernel(
     table = block_tables + row.to(tl.int64) * table_stride
     keys = key_cache + kv_head * key_head_stride
     values = value_cache + kv_head * value_head_stride
+    scales = cache_scales + kv_head * scales_head_stride if HAS_SCALES else cache_scales
     first_position, last_position = length - count + start, length - count + last
     begin, end = 0, length
     open_begin, open_last = 0, length  # between them every query attends to every key
@@ -143,10 +149,13 @@ def _prefill_kernel(
             table,
             keys,
             values,
+            scales,
             key_block_stride,
             key_slot_stride,
             value_block_stride,
             value_slot_stride,
+            scales_block_stride,
+            scales_slot_stride,
             scale,
             softcap,
             window,
@@ -159,6 +168,7 @@ def _prefill_kernel(
             HAS_WINDOW,
             HAS_SOFTCAP,
             HAS_ALIBI,
+            HAS_SCALES,
             CAUSAL,
             region != 1,
         )

@@ -37,6 +37,42 @@ def load_rows(rows, inside, SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl
 
 
 @triton.jit
+def converted(numbers, dtype: tl.constexpr):
+    """Numbers of a pool in the dtype of queries: the same, or one that has each of them."""
+    if numbers.dtype.is_int():
+        numbers = numbers.to(tl.float32)
+    return numbers.to(dtype)
+
+
+@triton.jit
+def load_scales(scales, place, inside, HAS_SCALES: tl.constexpr):
+    """Scales ``[keys]`` at ``place`` of a pool of bytes; those of another are not used."""
+    found = tl.full(place.shape, 1.0, tl.float32)
+    if HAS_SCALES:
+        found = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def ranged(values, scales, HAS_SCALES: tl.constexpr):
+    """Values of bytes and their scales, such that float16 holds the scales times small weights.
+
+    The largest float8 makes scales of 2 ** -16; a 256th of each number is exact.
+    """
+    if HAS_SCALES and values.dtype == tl.float16:
+        values, scales = values * 0.00390625, scales * 256
+    return values, scales
+
+
+@triton.jit
+def scaled(scores, scales, HAS_SCALES: tl.constexpr):
+    """Scores ``[rows, keys]``, times what `load_scales` loaded."""
+    if HAS_SCALES:
+        scores *= scales[None, :]
+    return scores
+
+
+@triton.jit
 def start_softmax(sinks, is_first, ROWS: tl.constexpr, HAS_SINKS: tl.constexpr):
     """Peak and total before any key; ``sinks [ROWS]`` points at scores that count if first."""
     peak = tl.full([ROWS], -float("inf"), tl.float32)
@@ -82,10 +118,13 @@ def attend(
     table,
     keys,
     values,
+    cache_scales,
     key_block_stride,
     key_slot_stride,
     value_block_stride,
     value_slot_stride,
+    scales_block_stride,
+    scales_slot_stride,
     scale,
     softcap,
     window,
@@ -98,6 +137,7 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -115,10 +155,13 @@ def attend(
         table: block ids of the row.
         keys: pool of the keys, at the KV head.
         values: likewise for the values.
+        cache_scales: scales of the pool's keys and values, at the KV head.
         key_block_stride: elements between blocks of keys.
         key_slot_stride: elements between slots of a block of keys.
         value_block_stride: likewise for values.
         value_slot_stride: likewise for values.
+        scales_block_stride: likewise for scales.
+        scales_slot_stride: likewise for scales.
         scale: factor from products to scores: to powers of two, or to units of the cap.
         softcap: the cap times log2(e).
         window: number of keys that a query attends to.
@@ -131,6 +174,7 @@ def attend(
         HAS_WINDOW: whether queries attend to only ``window`` keys.
         HAS_SOFTCAP: whether scores are capped.
         HAS_ALIBI: whether ``slope`` is used.
+        HAS_SCALES: whether keys and values are bytes, multiples of ``cache_scales``.
         CAUSAL: whether queries do not attend to later keys.
         MASKED: whether some keys are masked for some row; otherwise no comparison is needed.
 
@@ -155,8 +199,13 @@ def attend(
         next_place = place + KEY_TILE
         next_block = tl.load(table + next_place // BLOCK_SIZE, mask=next_place < end, other=0)
         rows = keys + block * key_block_stride + slot * key_slot_stride
-        key = load_rows(rows, inside, KEY_SIZE, KEY_PADDED, MASKED)
+        key = converted(load_rows(rows, inside, KEY_SIZE, KEY_PADDED, MASKED), query.dtype)
+        # All scales before the first product: later, the values' take more registers.
+        place_of_scales = block * scales_block_stride + slot * scales_slot_stride
+        key_scales = load_scales(cache_scales, place_of_scales, inside, HAS_SCALES)
+        value_scales = load_scales(cache_scales, place_of_scales + 1, inside, HAS_SCALES)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        scores = scaled(scores, key_scales, HAS_SCALES)
         if HAS_SOFTCAP:
             scores = softcap * tanh(scores * scale)
         elif HAS_ALIBI:
@@ -181,7 +230,9 @@ def attend(
         shrink = tl.exp2(peak - shift)
         total = total * shrink + tl.sum(weights, 1)
         rows = values + block * value_block_stride + slot * value_slot_stride
-        value = load_rows(rows, inside, VALUE_SIZE, VALUE_PADDED, MASKED)
+        value = converted(load_rows(rows, inside, VALUE_SIZE, VALUE_PADDED, MASKED), query.dtype)
+        value, value_scales = ranged(value, value_scales, HAS_SCALES)
+        weights = scaled(weights, value_scales, HAS_SCALES)
         accumulator = accumulator * shrink[:, None]
         accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
         peak = new_peak

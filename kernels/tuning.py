@@ -5,7 +5,7 @@
 applies to head sizes up to its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -73,6 +73,8 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
     ("decode_wide", 8, 4, 128): Config(64, 16, 16, 1, 1),
     ("decode_wide", 8, 4, 256): Config(32, 16, 8, 1, 1),
     ("decode_wide", 9, 2, 128): Config(64, 64, 4, 3, 2),
+    # On Blackwell tiles of bytes spill with four warps.
+    ("decode_wide", 10, 2, 128): Config(64, 64, 8, 3, 1),
     ("prefill", 8, 2, 64): Config(128, 64, 8, 3, 1),
     ("prefill", 8, 2, 128): Config(128, 32, 8, 3, 1),
     ("prefill", 8, 2, 256): Config(64, 16, 8, 3, 1),
@@ -93,7 +95,9 @@ TABLE: dict[tuple[Kernel, int, int, int], Config] = {
 
 
 @cache
-def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int) -> Config:
+def config_for(
+    kernel: Kernel, *, head_size: int, itemsize: int, capability: int, stores_bytes: bool = False
+) -> Config:
     """Return the configuration for a shape.
 
     Args:
@@ -101,6 +105,8 @@ def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int
         head_size: elements of a key or a value of one head, the larger.
         itemsize: bytes of an element.
         capability: the device's major compute capability; older ones get the oldest rows.
+        stores_bytes: whether keys and values are bytes.  Half the keys per iteration leave
+            registers for their conversion.
 
     Raises:
         ValueError: no row applies to the head size or the dtype.
@@ -116,4 +122,5 @@ def config_for(kernel: Kernel, *, head_size: int, itemsize: int, capability: int
             f"no {kernel} kernel for heads of {head_size} elements of {itemsize} bytes; the table "
             "has heads up to 256, of 2 and 4 bytes"
         )
-    return fitting[min(fitting)]
+    config = fitting[min(fitting)]
+    return replace(config, key_tile=max(config.key_tile // 2, 16)) if stores_bytes else config

@@ -31,6 +31,7 @@ from triton.backends.compiler import GPUTarget
 
 from pagedserve.kernels import cache, decode, layer, lora, masks, prefill, swap
 from pagedserve.kernels.call import AttentionCall
+from pagedserve.kernels.pools import pool_parts
 from pagedserve.kernels.tuning import Config, Kernel, config_for
 
 NUM_HEADS, NUM_KV_HEADS = 32, 8
@@ -54,6 +55,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "sinks": torch.zeros(NUM_HEADS),
         "alibi": torch.zeros(NUM_HEADS),
     },
+}
+# Pools of bytes, and the least capability for which they are compiled.  Under queries in float32
+# some tiles of them spill, which costs time alone: they are compiled for the others.
+BYTES = {
+    "int8": (torch.int8, 80),
+    "e5m2": (torch.float8_e5m2, 80),
+    "e4m3": (torch.float8_e4m3fn, 90),
 }
 
 
@@ -162,14 +170,17 @@ def resources(cubin: bytes) -> tuple[int, int]:
 def attention_call(shape: Shape) -> AttentionCall:
     """One row over a pool of the engine's layout, small: only its strides count."""
     dtype = getattr(torch, shape.dtype)
-    pool = torch.zeros(2, 16, NUM_KV_HEADS, 2 * shape.head, dtype=dtype)
+    stored, extra = (BYTES[shape.options][0], 4) if shape.options in BYTES else (dtype, 0)
+    pool = torch.zeros(2, 16, NUM_KV_HEADS, 2 * shape.head + extra, dtype=stored)
+    parts = pool_parts(pool, shape.head)
     query = torch.zeros(1, NUM_HEADS, shape.head, dtype=dtype)
     options = {"window": None, "softcap": None, "sinks": None, "alibi": None}
     return AttentionCall(
         output=torch.empty_like(query),
         query=query,
-        key_cache=pool[..., : shape.head],
-        value_cache=pool[..., shape.head :],
+        key_cache=parts.keys,
+        value_cache=parts.values,
+        cache_scales=parts.scales,
         block_tables=torch.zeros(1, 2, dtype=torch.int32),
         query_start=torch.tensor([0, 1], dtype=torch.int32),
         seq_lens=torch.tensor([32], dtype=torch.int32),
@@ -177,7 +188,7 @@ def attention_call(shape: Shape) -> AttentionCall:
         causal=True,
         max_query_len=1,
         max_seq_len=4096,
-        **{**options, **OPTIONS[shape.options]},
+        **{**options, **OPTIONS.get(shape.options, {})},
     )
 
 
@@ -188,6 +199,7 @@ def compile_attention(shape: Shape, kernel: Kernel) -> Compiled:
         head_size=shape.head,
         itemsize=getattr(torch, shape.dtype).itemsize,
         capability=shape.sm // 10,
+        stores_bytes=shape.options in BYTES,
     )
     call = attention_call(shape)
     if kernel in {"prefill", "prefill_plain"}:
@@ -211,7 +223,8 @@ def compile_move(shape: Shape) -> Compiled:
     module = swap if shape.kernel == "stage" else cache
     with compiling(module, f"_{shape.kernel}_kernel", shape.sm) as compiled:
         if shape.kernel == "write":
-            cache.write_cache(key, key, call.key_cache, call.value_cache, slot)
+            caches = call.key_cache, call.value_cache
+            cache.write_cache(key, key, *caches, slot, cache_scales=call.cache_scales)
         elif shape.kernel == "copy":
             cache.copy_blocks(pool, pairs)
         else:
@@ -313,9 +326,9 @@ def table_rows(results: Sequence[Compiled]) -> list[dict[str, Any]]:
     ]
 
 
-def named(kernels: tuple[Name, ...], wanted: str | None) -> list[Name]:
-    """The kernels that were asked for."""
-    return [kernel for kernel in kernels if wanted is None or kernel in wanted.split(",")]
+def named(names: tuple[Name, ...], wanted: str | None) -> list[Name]:
+    """The names that were asked for."""
+    return [name for name in names if wanted is None or name in wanted.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -325,6 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtypes", default="bfloat16,float16,float32")
     parser.add_argument("--capabilities", default="80,90,100")
     parser.add_argument("--kernels", help="only these")
+    parser.add_argument("--options", help="of attention and writes, only these")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(arguments)
     print(f"triton {triton.__version__}, torch {torch.__version__}")
@@ -332,15 +346,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for capability, dtype, head in product(
         options.capabilities.split(","), options.dtypes.split(","), options.head_sizes.split(",")
     ):
+        stored = [
+            name
+            for name, (_, least) in BYTES.items()
+            if int(capability) >= least and dtype != "float32"
+        ]
         results += [
             compile_attention(Shape(kernel, int(capability), dtype, int(head), name), kernel)
             for kernel in named(get_args(Kernel), options.kernels)
-            for name in OPTIONS
+            for name in named((*OPTIONS, *stored), options.options)
             if not (kernel == "prefill_plain" and name == "all")
         ]
         results += [
-            compile_move(Shape(kernel, int(capability), dtype, int(head), "plain"))
+            compile_move(Shape(kernel, int(capability), dtype, int(head), name))
             for kernel in named(("write", "copy", "stage"), options.kernels)
+            for name in named(("plain", *stored), options.options)
+            if kernel == "write" or name == "plain"
         ]
         results += [
             compile_layer(Shape(kernel, int(capability), dtype, int(head), name))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
+from pagedserve.errors import ConfigError
 
 
 class AttentionBackend(ABC):
@@ -18,14 +19,12 @@ class AttentionBackend(ABC):
         can_record_graphs: whether CUDA graphs can record its calls, which then wait for nothing
             and read a step's rows on the device; adapters are applied by such kernels, too.
         fused_layers: kind of fused decoder layers that attend with it; None if none do.
-        stores_bytes: whether it supports pools of bytes with scales; see `CacheEngine`.
     """
 
     name: ClassVar[str]
     min_block_size: ClassVar[int] = 4
     can_record_graphs: ClassVar[bool] = False
     fused_layers: ClassVar[Literal["cpu", "gpu"] | None] = None
-    stores_bytes: ClassVar[bool] = False
 
     @abstractmethod
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -37,6 +36,19 @@ class AttentionBackend(ABC):
         Raises:
             ConfigError: it does not; the message says what is accepted.
         """
+
+    def check_cache_dtype(self, cache_dtype: str, device: torch.device) -> None:
+        """Check that it supports pools of a ``kv_cache_dtype``; see `CacheEngine`.
+
+        Raises:
+            ConfigError: it does not; the message says what is accepted.
+        """
+        if cache_dtype != "auto":
+            raise ConfigError(
+                f"kv_cache_dtype is {cache_dtype!r}, and attention_backend {self.name!r} stores "
+                f"keys and values in the model's dtype alone; the model is on {device}: leave it "
+                "out, or give attention_backend 'rust' on a CPU, 'triton' on a GPU"
+            )
 
     def describe(self) -> str:
         """Describe the backend and the machine's features that it uses."""

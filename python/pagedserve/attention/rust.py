@@ -27,7 +27,6 @@ class RustBackend(AttentionBackend):
 
     name = "rust"
     fused_layers = "cpu"
-    stores_bytes = True
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Refuse what the kernels do not compute."""
@@ -36,6 +35,9 @@ class RustBackend(AttentionBackend):
         return (
             f"takes float32, bfloat16 and float16 on the CPU; the model is in {dtype} on {device}"
         )
+
+    def check_cache_dtype(self, cache_dtype: str, device: torch.device) -> None:
+        """Accept each."""
 
     def describe(self) -> str:
         """Name, vector instructions and threads."""

@@ -15,6 +15,9 @@ from pagedserve.attention.backend import AttentionBackend
 from pagedserve.attention.metadata import AttentionMetadata, AttentionOptions
 from pagedserve.errors import ConfigError, UnsupportedModelError
 
+# The least for `fp8_e4m3`.
+_E4M3_CAPABILITY: Final = (8, 9)
+
 
 class TritonBackend(AttentionBackend):
     """Kernels of `pagedserve.kernels`, on NVIDIA GPUs and in Triton's interpreter."""
@@ -46,6 +49,18 @@ class TritonBackend(AttentionBackend):
                 "attention_backend='torch'"
             )
 
+    def check_cache_dtype(self, cache_dtype: str, device: torch.device) -> None:
+        """Refuse a type of bytes that the GPU does not convert."""
+        if cache_dtype != "fp8_e4m3" or device.type != "cuda":
+            return
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _E4M3_CAPABILITY:
+            raise ConfigError(
+                "kv_cache_dtype is 'fp8_e4m3', which a GPU of compute capability "
+                f"{'.'.join(map(str, _E4M3_CAPABILITY))} converts, and {device} has "
+                f"{'.'.join(map(str, capability))}: give 'int8' or 'fp8_e5m2'"
+            )
+
     def describe(self) -> str:
         """Name, and whether the kernels are interpreted."""
         if _is_interpreted():
@@ -64,14 +79,16 @@ class TritonBackend(AttentionBackend):
     ) -> Tensor:
         """See `AttentionBackend`."""
         from pagedserve.kernels.cache import write_cache
+        from pagedserve.kernels.pools import pool_parts
 
-        key_size = key.shape[-1]
+        parts = pool_parts(pool, key.shape[-1])
         write_cache(
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
-            pool[..., :key_size],
-            pool[..., key_size:],
+            parts.keys,
+            parts.values,
             metadata.slot_mapping,
+            cache_scales=parts.scales,
         )
         return attend(query[0].transpose(0, 1), pool, metadata=metadata, options=options)
 
@@ -86,7 +103,7 @@ def attend(
 
     Args:
         query: ``[T, H, D]``.
-        pool: ``[num_blocks, block_size, Hkv, D + Dv]``.
+        pool: ``[num_blocks, block_size, Hkv, D + Dv]``, of bytes with 4 more for scales.
         metadata: the step.
         options: scale, window, cap, sinks, slopes, whether it is causal.
 
@@ -94,17 +111,19 @@ def attend(
         ``[T, H, Dv]``; undefined for tokens of no row.
     """
     from pagedserve.kernels.attention import paged_attention
+    from pagedserve.kernels.pools import pool_parts
 
     if options.position_bias is not None:
         raise UnsupportedModelError(
             "the model adds biases by distance to its scores: accepted are the attention backends "
             "rust and torch"
         )
-    rows, key_size = metadata.rows(), query.shape[-1]
+    rows, parts = metadata.rows(), pool_parts(pool, query.shape[-1])
     return paged_attention(
         query,
-        pool[..., :key_size],
-        pool[..., key_size:],
+        parts.keys,
+        parts.values,
+        cache_scales=parts.scales,
         block_tables=rows.block_tables,
         query_start=rows.query_start,
         seq_lens=rows.seq_lens,

@@ -3,8 +3,8 @@
 Owns the pools.  A block id means the same block in every layer of a KV group.  Device and host
 number their blocks separately.  A pool is ``[num_blocks, block_size, Hkv, D + Dv]``: keys and
 values of a token are adjacent, so that attention gathers both at once and a block is moved as one
-range.  A pool of bytes has ``D + Dv + 4`` of them, the last for scales, in an order that only an
-attention backend with ``stores_bytes`` knows.
+range.  A pool of bytes has ``D + Dv + 4`` of them, with 4 for scales, in an order that only the
+attention backend knows.
 
 On a GPU `pagedserve.kernels` swaps and copies blocks; swaps run on a separate stream, which events
 order against the steps.  On a CPU Rust does both, and without triton torch's operations.

@@ -68,8 +68,8 @@ class CacheArgs:
         _kv_cache_dtype,
         "Storage type of keys and values: auto is dtype; int8, fp8_e4m3 (or fp8) and fp8_e5m2 have "
         "a scale for each token and KV head, so that almost twice as many blocks fit as of "
-        "bfloat16, or four times as many as of float32; int8 is the most accurate. For models on "
-        "the CPU, with a block_size that is a multiple of 16.",
+        "bfloat16, or four times as many as of float32; int8 is the most accurate. Attention "
+        "backends rust and triton; block_size is a multiple of 16.",
         concern="memory and KV cache",
         converts=Literal["fp8", "fp8_per_token_head", "int8_per_token_head"],
     )

@@ -164,11 +164,7 @@ def load_model(
             max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
         dtype = _dtype(config, text_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
-        if config.kv_cache_dtype != "auto" and not backend.stores_bytes:
-            raise ConfigError(
-                f"kv_cache_dtype is {config.kv_cache_dtype!r}, which is for models on the CPU with "
-                f"attention_backend 'rust'; this is {backend.name!r} on {device}: leave it out"
-            )
+        backend.check_cache_dtype(config.kv_cache_dtype, device)
         loading = _Loading(files, config, dtype, device, backend, max_model_len, rules, group)
         if files.hf_config.is_encoder_decoder:
             return loading.load_encoder_decoder()

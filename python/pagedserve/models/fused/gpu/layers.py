@@ -6,6 +6,7 @@ the same rows are fused, and the down projection accumulates into the residual s
 of few rows are split, attention takes one launch more.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from pagedserve.attention.interface import layers_of
 from pagedserve.attention.metadata import AttentionOptions
 from pagedserve.attention.triton import attend
+from pagedserve.kernels.cache import write_cache
 from pagedserve.kernels.layer import add_norm, rotate_and_write, swiglu
+from pagedserve.kernels.pools import pool_parts
 from pagedserve.models.forward import current_adapters, current_step
 from pagedserve.models.fused.gpu.norms import GpuRMSNorm
 from pagedserve.models.fused.modules import FusedModule, layer_parts
@@ -112,17 +115,30 @@ class GpuDecoderLayer(FusedModule):
         cosines, sines = (angles.contiguous().flatten(0, 1) for angles in position_embeddings)
         if not self._rotates:
             cosines, sines = cosines[:, :0], sines[:, :0]
-        return rotate_and_write(
+        rotate = partial(
+            rotate_and_write,
             qkv,
             cosines,
             sines,
-            pool[..., : self._head_size],
-            pool[..., self._head_size :],
-            slot_mapping,
             query_norm=self.query_norm,
             key_norm=self.key_norm,
             epsilon=self._head_epsilon,
         )
+        parts, num_tokens = pool_parts(pool, self._head_size), len(qkv)
+        if parts.scales is None:
+            return rotate(parts.keys, parts.values, slot_mapping)
+        # The scale of a row needs all of it: rotated rows are written to a block per token first.
+        keys, values = qkv.new_empty(2, num_tokens, 1, pool.shape[2], self._head_size)
+        query = rotate(keys, values, torch.arange(num_tokens, device=qkv.device))
+        write_cache(
+            keys[:, 0],
+            values[:, 0],
+            parts.keys,
+            parts.values,
+            slot_mapping,
+            cache_scales=parts.scales,
+        )
+        return query
 
 
 def _stacked(*linears: nn.Linear) -> nn.Linear:
