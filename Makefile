@@ -72,7 +72,7 @@ test-rust: ## cargo test
 
 # Threads that wait must sleep, or those of one process keep another's from running.
 PYTEST_ALONE := OMP_WAIT_POLICY=passive PAGEDSERVE_REQUIRE_MODEL=1 $(BIN)/pytest
-# A file of tests goes to one of three workers: of two, one in six moments waits for a process.
+# A file of tests goes to one of three workers; with two, a processor idles for a sixth of the time.
 PYTEST := $(PYTEST_ALONE) --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-py: build ## the tests of Python that take less than 0.4 seconds

@@ -51,8 +51,7 @@ def paged_attention(
 
     Args:
         query: ``[T, H, D]``, H a multiple of Hkv, D at most 256; query head h reads KV head
-            h // (H / Hkv).  float16, bfloat16 or float32, like the caches
-            without scales.
+            h // (H / Hkv).  float16, bfloat16 or float32, like caches without scales.
         key_cache: ``[num_blocks, block_size, Hkv, D]``, this step's keys already written; the
             block size a power of two from 16, any strides whose last is 1.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``, likewise.

@@ -78,6 +78,7 @@ def call_of(kernel: Kernel, head_size: int, rows: Sequence[tuple[int, int]]) -> 
         window=WINDOW if kernel == "prefill" else None,
         softcap=SOFTCAP if kernel == "prefill" else None,
         sinks=None,
+        cache_scales=None,
         alibi=None,
         causal=True,
     )

@@ -307,7 +307,7 @@ def test_unaligned_results_are_refused_by_name(busy: Any) -> None:
             ([0, 0], [0, 1, 2], [5, 6], [0, 0]),
             "2 outputs of one group live on; it may continue with 1",
         ),
-        (([1, 1, 2, 3], [0, 1, 2, 3, 4], [5] * 4, [0] * 4), "4 outputs .* go on with 3"),
+        (([1, 1, 2, 3], [0, 1, 2, 3, 4], [5] * 4, [0] * 4), "4 outputs .* continue with 3"),
     ],
 )
 def test_results_that_do_not_belong_to_the_step_are_refused(
