@@ -124,6 +124,11 @@ class _Rank:
     process: RankProcess
     answers: deque[Any] = field(default_factory=deque)
 
+    def send(self, message: object) -> None:
+        """Send a message; does nothing if the rank has ended, which the watcher reports."""
+        with contextlib.suppress(OSError):
+            self.process.connection.send(message)
+
 
 class RankProcesses:
     """Ranks 1 and up.
@@ -159,11 +164,9 @@ class RankProcesses:
         size = args.tensor_parallel_size
         try:
             for rank, process in enumerate(backend.start(memory), 1):
-                self._ranks[rank] = _Rank(process)
+                self._ranks[rank] = started = _Rank(process)
                 place = process.memory, process.device_index
-                spec = RankSpec(args, rank, size, store, *place, num_threads)
-                with contextlib.suppress(OSError):  # the watcher notices its end
-                    process.connection.send(spec)
+                started.send(RankSpec(args, rank, size, store, *place, num_threads))
         except BaseException:
             self.end()
             raise
@@ -207,8 +210,7 @@ class RankProcesses:
     def ask(self, what: str, *arguments: object) -> None:
         """Call a function on each of them; ``answers`` waits for the results."""
         for rank in self._ranks.values():
-            with contextlib.suppress(OSError):  # the watcher notices its end
-                rank.process.connection.send((what, arguments))
+            rank.send((what, arguments))
 
     def answers(self) -> list[Any]:
         """Wait for the results of the last call, by rank.
