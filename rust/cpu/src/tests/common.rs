@@ -48,6 +48,15 @@ pub(super) struct Case {
 }
 
 impl Case {
+    /// Asserts that every instruction set gives what is expected.
+    pub(super) fn check(&self, num_threads: usize) {
+        let step = Step::new(self);
+        let expected = step.expected();
+        for instructions in available() {
+            step.clone().check(&expected, instructions, num_threads);
+        }
+    }
+
     /// A case without special options.
     pub(super) fn plain(rows: &[Row]) -> Self {
         Self {
@@ -99,6 +108,7 @@ impl Random {
 }
 
 /// Stored numbers of any kind.
+#[derive(Clone)]
 pub(super) struct Numbers {
     pub(super) dtype: DType,
     pub(super) bytes: Vec<u8>,
@@ -172,6 +182,7 @@ fn of_float16(bits: u16) -> f32 {
 }
 
 /// `[T, heads, size]` with gaps, tokens within heads as transformers has them.
+#[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) numbers: Numbers,
     pub(super) token_stride: usize,
@@ -200,6 +211,7 @@ impl Tensor {
 }
 
 /// A step, and each row's keys and values as the model knows them.
+#[derive(Clone)]
 pub(super) struct Step {
     pub(super) case: Case,
     pub(super) shape: Shape,
@@ -216,7 +228,9 @@ pub(super) struct Step {
     pub(super) alibi: Option<Vec<f32>>,
     pub(super) position_bias: Option<Vec<f32>>,
     /// `[row][position][kv_head]`: key, then value.
-    known: Vec<Vec<Vec<Vec<f32>>>>,
+    known: Vec<Vec<Vec<Vec<f64>>>>,
+    /// Those of a pool of bytes.
+    levels: Vec<(u8, f32)>,
 }
 
 fn int(number: usize) -> i32 {
@@ -268,6 +282,7 @@ impl Step {
                 .num_biases
                 .map(|count| (0..num_heads * count).map(|_| 3.0 * random.number()).collect()),
             known: Vec::new(),
+            levels: levels(case.cache_dtype),
             shape,
             case: case.clone(),
         };
@@ -284,7 +299,7 @@ impl Step {
         let shared = if shares_prefix && row > 0 { cached.min(rows[0].0) / block_size } else { 0 };
         let first_token = self.slot_mapping.len();
         let first_key = window.map_or(0, |window| (cached + 1).saturating_sub(window));
-        let mut known: Vec<Vec<Vec<f32>>> = Vec::new();
+        let mut known: Vec<Vec<Vec<f64>>> = Vec::new();
         for position in 0..cached + queries {
             let index = position / block_size;
             let block = if index < shared {
@@ -311,7 +326,8 @@ impl Step {
                     // A key that no query sees is never written.
                     let place = (is_written && position >= first_key)
                         .then(|| Place::new(&self.shape, slot, kv_head));
-                    self.fill(random, token, place, kv_head)
+                    let numbers = self.fill(random, token, place, kv_head);
+                    numbers.into_iter().map(f64::from).collect()
                 })
                 .collect();
             known.push(heads);
@@ -369,11 +385,10 @@ impl Step {
             .zip(<[&[f32]; 2]>::from(numbers.split_at(self.shape.key_size)))
         {
             let peak = part.iter().fold(0.0_f32, |peak, number| peak.max(number.abs()));
-            let levels = levels(self.shape.cache_dtype);
-            let largest = levels.iter().fold(0.0_f32, |largest, (_, level)| largest.max(*level));
+            let (_, largest) = self.levels[self.levels.len() - 1];
             let scale = bfloat16_at_least(peak / largest);
             for (index, number) in part.iter().enumerate() {
-                let (byte, level) = nearest(&levels, number * (1.0 / scale));
+                let (byte, level) = nearest(&self.levels, number * (1.0 / scale));
                 rounded.push(level * scale);
                 if let Some(place) = place {
                     let at = if is_value { place.value(index) } else { place.key(index) };
@@ -483,6 +498,9 @@ impl Step {
     fn expected_query(&self, row: usize, token: usize, position: usize, head: usize) -> Vec<f64> {
         let (key_size, value_size) = (self.shape.key_size, self.shape.value_size);
         let start = self.query.index(token, head);
+        let query: Vec<f64> = (start..start + key_size)
+            .map(|index| f64::from(self.query.numbers.get(index)))
+            .collect();
         let known = &self.known[row];
         let window = self.case.window.unwrap_or(known.len());
         let first = (position + 1).saturating_sub(window);
@@ -493,13 +511,7 @@ impl Step {
             .zip(first..)
             .map(|(heads, key_position)| {
                 let key = &heads[head / self.case.group][..key_size];
-                let product: f64 = key
-                    .iter()
-                    .enumerate()
-                    .map(|(index, &k)| {
-                        f64::from(self.query.numbers.get(start + index)) * f64::from(k)
-                    })
-                    .sum();
+                let product: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
                 let score = product * f64::from(self.case.scale);
                 let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
                 let slope = self.alibi.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
@@ -521,15 +533,14 @@ impl Step {
         let mut answer = vec![0.0; value_size];
         for (heads, weight) in seen.iter().zip(weights) {
             for (to, &number) in answer.iter_mut().zip(&heads[head / self.case.group][key_size..]) {
-                *to += weight / sum * f64::from(number);
+                *to += weight / sum * number;
             }
         }
         answer
     }
 
-    /// Asserts that the output is right.
-    pub(super) fn check(&mut self, instructions: InstructionSet, num_threads: usize) {
-        let expected = self.expected();
+    /// Asserts that the call under test gives what is expected.
+    fn check(&mut self, expected: &[f64], instructions: InstructionSet, num_threads: usize) {
         let answer = self.run(instructions, num_threads).expect("a correct step");
         let tolerance = match self.case.dtype {
             DType::Float32 => 5e-6,
@@ -539,7 +550,7 @@ impl Step {
             DType::Float16 => 1e-3,
         };
         assert_eq!(answer.len(), expected.len());
-        for (index, (&got, &wanted)) in answer.iter().zip(&expected).enumerate() {
+        for (index, (&got, &wanted)) in answer.iter().zip(expected).enumerate() {
             let difference = (f64::from(got) - wanted).abs();
             assert!(
                 difference <= tolerance,
@@ -556,7 +567,8 @@ pub(super) const DTYPES: [DType; 3] = [DType::Float32, DType::BFloat16, DType::F
 pub(super) const CACHE_DTYPES: [CacheDType; 4] =
     [CacheDType::Auto, CacheDType::Int8, CacheDType::Float8E4M3, CacheDType::Float8E5M2];
 
-/// Bytes and numbers of a pool of bytes, by the definition of their format.
+/// Bytes and numbers of a pool of bytes, by the definition of their format, in ascending order;
+/// none of a pool of numbers.
 ///
 /// E4M3 counts as a 256th here, as in the pool.
 fn levels(cache_dtype: CacheDType) -> Vec<(u8, f32)> {
@@ -571,24 +583,25 @@ fn levels(cache_dtype: CacheDType) -> Vec<(u8, f32)> {
         if byte < 128 { magnitude } else { -magnitude }
     };
     let number = |byte: u8| match cache_dtype {
-        CacheDType::Auto => unreachable!("it has numbers"),
-        CacheDType::Int8 => Some(byte.cast_signed()).filter(|level| *level > -128).map(f32::from),
+        CacheDType::Auto => None,
+        CacheDType::Int8 => Some(f32::from(byte.cast_signed())),
         CacheDType::Float8E4M3 => (byte & 0x7f != 0x7f).then(|| float8(byte, 3, 7) / 256.0),
         CacheDType::Float8E5M2 => (byte & 0x7f < 0x7c).then(|| float8(byte, 2, 15)),
     };
-    (0..=255).filter_map(|byte| Some((byte, number(byte)?))).collect()
+    let bytes = (0..=255).filter(|byte| *byte != 128); // no -128, and one 0
+    let mut levels: Vec<_> = bytes.filter_map(|byte| Some((byte, number(byte)?))).collect();
+    levels.sort_by(|(_, level), (_, other)| level.total_cmp(other));
+    levels
 }
 
 /// The level nearest to a number; of two as near the even one.
 fn nearest(levels: &[(u8, f32)], number: f32) -> (u8, f32) {
-    let distance = |level: f32| (f64::from(level) - f64::from(number)).abs();
-    let is_nearer = |(byte, level): (u8, f32), other: (u8, f32)| {
-        let (near, far) = (distance(level), distance(other.1));
-        near < far || near <= far && byte.is_multiple_of(2) && byte != 128
-    };
-    levels[1..]
-        .iter()
-        .fold(levels[0], |found, &level| if is_nearer(level, found) { level } else { found })
+    let above = levels.partition_point(|(_, level)| *level < number);
+    let (lower, upper) = (levels[above.max(1) - 1], levels[above.min(levels.len() - 1)]);
+    let distance = |(_, level): (u8, f32)| (f64::from(level) - f64::from(number)).abs();
+    let is_lower = distance(lower) < distance(upper)
+        || (distance(lower) <= distance(upper) && lower.0.is_multiple_of(2));
+    if is_lower { lower } else { upper }
 }
 
 /// The instruction sets that this CPU has.
