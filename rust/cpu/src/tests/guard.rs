@@ -3,7 +3,8 @@
 #![cfg(unix)]
 #![allow(unsafe_code, reason = "maps memory, and the call under test takes pointers")]
 
-use super::common::{CACHE_DTYPES, Case, DTYPES, Numbers, Random, Step, Threads, available};
+use super::common::{CACHE_DTYPES, Case, DTYPES, Random, Step, Threads, available};
+use super::numbers::Numbers;
 use crate::attention::paged_attention;
 use crate::embedding::gather;
 use crate::linear::{Finish, Matrix, Panels, Weights, linear};

@@ -5,6 +5,7 @@
 mod common;
 mod exchange;
 mod guard;
+mod numbers;
 mod reference;
 mod refusals;
 mod waits;
