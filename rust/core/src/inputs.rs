@@ -22,8 +22,6 @@
 //!
 //! Costs: O(T + R x B) a KV group, no allocation.
 
-use std::ops::Range;
-
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, TokenId};
 use crate::outputs::SchedulerOutputs;
@@ -128,7 +126,6 @@ pub(crate) fn fill(
 ) -> Result<()> {
     buffers.check(outputs, space)?;
     let block_size = space.block_size();
-    let has_groups = space.num_groups() > 1;
     if let Some(slots) = &mut buffers.adapter_slots {
         for (slot, row) in slots.iter_mut().zip(&outputs.rows) {
             *slot = row.adapter_slot;
@@ -160,10 +157,6 @@ pub(crate) fn fill(
             drafts,
             block_size,
         );
-        if has_groups {
-            let (tables, slots) = (&mut buffers.group_tables, &mut buffers.group_slots);
-            fill_groups(tables, slots, (index, token..end), seq, outputs, space);
-        }
         token = end;
         let num_keys = seq.num_computed_tokens + row.num_tokens;
         let num_blocks = match outputs.num_lookahead_slots {
@@ -182,45 +175,46 @@ pub(crate) fn fill(
             }
         }
     }
+    fill_groups(buffers, outputs, store, space);
     Ok(())
 }
 
-/// Writes the tables and slots of a row and its tokens in the KV groups beside the first.
+/// Writes the tables and slots of the KV groups beside the first.
 #[inline(never)] // few models need it: kept out of the common path
 fn fill_groups(
-    tables: &mut [&mut [i32]],
-    slots: &mut [&mut [i64]],
-    (row, tokens): (usize, Range<usize>),
-    seq: &Sequence,
+    buffers: &mut InputBuffers<'_>,
     outputs: &SchedulerOutputs,
+    store: &SequenceStore,
     space: &BlockSpaceManager,
 ) {
     for (index, (kind, width)) in space.kinds().zip(&outputs.table_widths).enumerate() {
-        let table = &seq.tables[index];
-        fill_span(&mut tables[index][row * width..][..*width], table);
-        if kind.has_slots() {
-            let block = |index| table.block(index);
-            let mut next = Slots::after(seq.num_computed_tokens, space.block_size(), block);
-            for slot in &mut slots[index][tokens.clone()] {
-                *slot = next.take();
+        let entries = &mut buffers.group_tables[index][..outputs.rows.len() * width];
+        entries.fill(0);
+        let mut slots = &mut *buffers.group_slots[index];
+        for (row, entries) in outputs.rows.iter().zip(entries.chunks_exact_mut((*width).max(1))) {
+            let seq = store.seq(row.seq);
+            let table = &seq.tables[index];
+            fill_span(entries, table);
+            if kind.has_slots() {
+                let block = |index| table.block(index);
+                let mut next = Slots::after(seq.num_computed_tokens, space.block_size(), block);
+                let num_tokens = row.num_tokens + row.num_drafts;
+                for slot in slots.split_off_mut(..num_tokens).unwrap_or_default() {
+                    *slot = next.take();
+                }
             }
         }
     }
 }
 
-/// Writes the blocks of a table, 0 for those that no query sees.
-fn fill_span(mut entries: &mut [i32], table: &SpanTable) {
-    let mut written = 0;
+/// Writes the blocks of a table between zeros, which stand for those that no query sees.
+fn fill_span(entries: &mut [i32], table: &SpanTable) {
     for (first, blocks) in table.runs() {
-        let (unseen, rest) = entries.split_at_mut((first - written).min(entries.len()));
-        unseen.fill(0);
-        let (seen, rest) = rest.split_at_mut(blocks.len().min(rest.len()));
-        for (entry, block) in seen.iter_mut().zip(blocks) {
+        let first = first.min(entries.len());
+        for (entry, block) in entries[first..].iter_mut().zip(blocks) {
             *entry = int32(block.index());
         }
-        (entries, written) = (rest, first + blocks.len());
     }
-    entries.fill(0);
 }
 
 /// Slots of consecutive tokens; `block` finds logical blocks.

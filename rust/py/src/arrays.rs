@@ -1,6 +1,8 @@
 //! numpy arrays at the border: dtype, shape, layout and writability are checked, never
 //! coerced.
 
+use std::fmt::Display;
+
 use numpy::{
     Element, PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods,
     PyReadonlyArray1, PyReadwriteArray1, PyUntypedArray, PyUntypedArrayMethods, dtype,
@@ -69,7 +71,7 @@ pub(crate) fn numbers(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f32>
 /// View of a caller's array for writing.
 pub(crate) fn readwrite<'py, T: Element>(
     array: &Bound<'py, PyArray1<T>>,
-    name: &str,
+    name: impl Display,
 ) -> PyResult<PyReadwriteArray1<'py, T>> {
     let refusal = |error| Error::Arrays(format!("{name} cannot be written: {error}"));
     array.try_readwrite().map_err(refusal).or_raise()
@@ -205,8 +207,10 @@ fn lend_all<'py, T: Element>(
     arrays: &[Py<PyArray1<T>>],
     name: &str,
 ) -> PyResult<Vec<PyReadwriteArray1<'py, T>>> {
-    let named = arrays.iter().enumerate();
-    named.map(|(index, array)| readwrite(array.bind(py), &format!("{name}[{index}]"))).collect()
+    let lend = |(index, array): (usize, &Py<PyArray1<T>>)| {
+        readwrite(array.bind(py), format_args!("{name}[{index}]"))
+    };
+    arrays.iter().enumerate().map(lend).collect()
 }
 
 fn all_slices<'a, T: Element>(

@@ -44,6 +44,9 @@ pub struct Sequence {
     tokens: Tokens,
     /// Physical blocks of the first KV group, of the tier that the group's status names.
     pub table: BlockTable,
+    /// While fewer tokens are computed, no row and no update changes `tables`; 0 if it is not known,
+    /// as after a fork, whose siblings share the blocks that they write.
+    pub(crate) tables_fit_until: usize,
     pub(crate) chain: Chain,
     num_prompt_tokens: usize,
     /// Physical blocks of the other KV groups, on the same tier.
@@ -74,6 +77,7 @@ impl Sequence {
             table: BlockTable::default(),
             tables: vec![SpanTable::default(); num_tables].into(),
             last_step: 0,
+            tables_fit_until: 0,
             chain: Chain::default(),
         }
     }

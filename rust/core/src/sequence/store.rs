@@ -51,6 +51,7 @@ impl SequenceStore {
 
     /// Creates a child of `parent` with its history and tables, in the same group, last in order.
     pub(crate) fn fork(&mut self, parent: SeqHandle) -> SeqHandle {
+        self.seq_mut(parent).tables_fit_until = 0;
         let child = self.seq(parent).clone();
         let group = child.group();
         let child = self.seqs.insert(child);

@@ -62,6 +62,14 @@ impl BlockSpaceManager {
                     table.passed()
                 );
             }
+            let has_copies = (self.groups.iter().zip(&seq.tables))
+                .any(|(other, table)| other.has_copies(table, computed, status));
+            let most = if has_copies { 0 } else { self.fit_until(seq) };
+            ensure!(
+                seq.tables_fit_until <= most,
+                "{status:?}: tables said to fit until {} tokens fit until {most}",
+                seq.tables_fit_until
+            );
         }
         Ok(())
     }

@@ -78,14 +78,14 @@ impl KvKind {
         }
     }
 
-    /// Whether [`passed`](Self::passed) may reach beyond logical block `end`.  It is checked for
-    /// each row and rarely true, so it avoids a division.
-    fn may_pass(self, end: usize, num_computed: usize, block_size: usize) -> bool {
+    /// Number of computed tokens below which [`passed`](Self::passed) does not reach beyond logical
+    /// block `end`.
+    fn passes_at(self, end: usize, block_size: usize) -> usize {
         let num_tokens = (end + 1) * block_size;
         match self {
-            Self::Window { window, .. } => num_computed + 1 >= window + num_tokens,
-            Self::Chunked(_) => num_computed >= num_tokens,
-            Self::State | Self::Cross => false,
+            Self::Window { window, .. } => window + num_tokens - 1,
+            Self::Chunked(_) => num_tokens,
+            Self::State | Self::Cross => usize::MAX,
         }
     }
 
@@ -235,13 +235,17 @@ impl GroupBlocks {
         if tiers.gpu.num_shared() == 0 {
             return num_new;
         }
-        let written = self.kind.first_written(computed, self.block_size);
-        let written = table.blocks().iter().skip(table.place(written));
-        num_new + written.filter(|block| tiers.gpu.is_shared(**block)).count()
+        num_new + self.num_shared(table, computed, &tiers.gpu)
     }
 
-    /// Blocks that a table lacks for the first `num_slots` tokens; no division if it lacks none, as
-    /// for most decode rows.
+    /// Blocks of `tier` in `table` that a row after `num_computed` tokens writes, and that are
+    /// shared.
+    fn num_shared(&self, table: &SpanTable, num_computed: usize, tier: &Allocator) -> usize {
+        let written = table.place(self.kind.first_written(num_computed, self.block_size));
+        table.blocks().iter().skip(written).filter(|block| tier.is_shared(**block)).count()
+    }
+
+    /// Blocks that a table lacks for the first `num_slots` tokens; no division if it lacks none.
     fn num_lacking(&self, table: &SpanTable, num_slots: usize) -> usize {
         let end = table.end();
         if end * self.block_size >= num_slots {
@@ -294,6 +298,20 @@ impl GroupBlocks {
         }
     }
 
+    /// Number of computed tokens below which a row maps no block in `table`, and its update frees
+    /// none, unless a block that it writes is shared.
+    pub(super) fn fits_until(&self, table: &SpanTable) -> usize {
+        if self.kind.has_slots() {
+            let mapped =
+                (table.end() * self.block_size + 1).saturating_sub(self.num_lookahead_slots);
+            mapped.min(self.kind.passes_at(table.passed().end, self.block_size))
+        } else if self.kind == KvKind::State && table.is_empty() {
+            0
+        } else {
+            usize::MAX
+        }
+    }
+
     /// Records that block `index` of a table was filled with `contents` in step `step_id`.
     pub(super) fn note(
         &mut self,
@@ -318,9 +336,6 @@ impl GroupBlocks {
     /// Frees the blocks of a running sequence that no query after `num_computed` tokens sees.
     pub(super) fn pass(&mut self, table: &mut SpanTable, num_computed: usize, last_step: u64) {
         let known = table.passed().end;
-        if !self.kind.may_pass(known, num_computed, self.block_size) {
-            return;
-        }
         let passed = self.passed(num_computed);
         let Some(tiers) = &mut self.tiers else { return };
         if passed.end > known {
@@ -358,6 +373,17 @@ impl GroupBlocks {
             KvKind::State => 1,
             KvKind::Cross => tables.map(SpanTable::end).max().unwrap_or(0),
         }
+    }
+
+    /// Whether a row of a sequence of `status` must copy blocks of `table`.
+    pub(super) fn has_copies(
+        &self,
+        table: &SpanTable,
+        num_computed: usize,
+        status: SequenceStatus,
+    ) -> bool {
+        let tier = self.tiers.as_ref().and_then(|tiers| tiers.of(status));
+        tier.is_some_and(|tier| self.num_shared(table, num_computed, tier) > 0)
     }
 
     /// Whether `table` is valid between steps, for a running or swapped sequence.

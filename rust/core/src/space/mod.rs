@@ -307,7 +307,9 @@ impl BlockSpaceManager {
         // A prefill got its slots at admission; the classic choice requires more all the same.
         let needs_none = store.group(group).is_prefill && self.config.choices.exact_append_demand;
         (needs_none || self.can_append_first(store, group))
-            && (self.groups.is_empty() || self.can_map(store, group, num_tokens))
+            && (self.groups.is_empty()
+                || store.seqs_of(group).all(|seq| seq.len() < seq.tables_fit_until)
+                || self.can_map(store, group, num_tokens))
     }
 
     /// Whether the first KV group has the slots of a running group's next tokens.
@@ -376,10 +378,11 @@ impl BlockSpaceManager {
     /// beside the first.
     #[inline]
     pub(crate) fn begin_row(&mut self, seq: &mut Sequence, num_tokens: usize, moves: &mut [Moves]) {
-        if !self.groups.is_empty() {
+        let end = seq.num_computed_tokens + num_tokens;
+        if !self.groups.is_empty() && end >= seq.tables_fit_until {
             self.map(seq, num_tokens, moves);
         }
-        self.mark_pending(seq, seq.num_computed_tokens + num_tokens);
+        self.mark_pending(seq, end);
     }
 
     #[inline(never)] // few models need it: kept out of the common path
@@ -389,6 +392,14 @@ impl BlockSpaceManager {
             let copies = &mut moves_of(moves, index, group).copy;
             group.map(&mut seq.tables[index], computed, num_tokens, last_step, copies);
         }
+        seq.tables_fit_until = self.fit_until(seq);
+    }
+
+    /// As [`GroupBlocks::fits_until`], of the KV groups beside the first together.
+    fn fit_until(&self, seq: &Sequence) -> usize {
+        let each =
+            self.groups.iter().zip(&seq.tables).map(|(group, table)| group.fits_until(table));
+        each.min().unwrap_or(usize::MAX)
     }
 
     /// Allocates slots for the next token and lookahead of a decoding sequence.  A shared block
@@ -453,6 +464,7 @@ impl BlockSpaceManager {
         for block in entry.table.drain() {
             self.tiers.free(block, status, last_step);
         }
+        entry.tables_fit_until = 0;
         for (group, table) in self.groups.iter_mut().zip(&mut entry.tables) {
             let tiers = group.tiers_mut(&mut self.tiers);
             table.drain().for_each(|block| tiers.free(block, status, last_step));

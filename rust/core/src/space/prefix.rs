@@ -259,7 +259,10 @@ impl BlockSpaceManager {
             }
         }
         if !self.groups.is_empty() {
-            self.pass(store, seq, full);
+            let entry = store.seq(seq);
+            if !full.is_empty() || entry.num_computed_tokens >= entry.tables_fit_until {
+                self.pass(store, seq, full);
+            }
         }
     }
 
@@ -278,6 +281,7 @@ impl BlockSpaceManager {
         for (group, table) in self.groups.iter_mut().zip(&mut entry.tables) {
             group.pass(table, entry.num_computed_tokens, entry.last_step);
         }
+        entry.tables_fit_until = self.fit_until(entry);
     }
 
     /// Marks the blocks that the step moved to the tier of `seq` as computed, since their sources
