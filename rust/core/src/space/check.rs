@@ -67,7 +67,7 @@ impl BlockSpaceManager {
             let most = if has_copies { 0 } else { self.fit_until(seq) };
             ensure!(
                 seq.tables_fit_until <= most,
-                "{status:?}: tables said to fit until {} tokens fit until {most}",
+                "{status:?}: tables noted to fit until {} tokens fit until {most}",
                 seq.tables_fit_until
             );
         }
