@@ -69,6 +69,21 @@ def test_tokens_do_not_depend_on_the_machine(save_tiny: SaveTiny) -> None:
         assert "threads: 2)" in said
 
 
+def test_the_environment_selects_where_no_option_does(save_tiny: SaveTiny) -> None:
+    model = save_tiny("llama", intermediate_size=64)
+    environment = {"PAGEDSERVE_CPU_INSTRUCTIONS": "portable", "OMP_NUM_THREADS": "1"}
+    best = {"cpu_instructions": _core.cpu.instruction_sets()[-1]}
+    (_, of_environment), (_, of_option) = run(model, {}, best, **environment)
+    assert "native (portable, threads: 1)" in of_environment
+    assert f"native ({best['cpu_instructions']}, threads: 1)" in of_option
+
+
+def test_an_environment_that_names_no_instructions_is_refused(save_tiny: SaveTiny) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run(save_tiny("llama"), {}, PAGEDSERVE_CPU_INSTRUCTIONS="mmx")
+    assert 'cpu_instructions is "mmx"; this CPU has ["portable"' in failed.value.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in _core.cpu.instruction_sets(), reason="the CPU lacks AVX2")
 def test_a_bfloat16_model_keeps_its_kernels_where_torch_rounds_more(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """``PrecisionArgs``: options of the device, of precision and of kernels."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class PrecisionArgs:
         "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512, "
         "avx512_bf16 or neon.",
         concern="precision and kernels",
-        unset="the best that this CPU supports",
+        unset="those of PAGEDSERVE_CPU_INSTRUCTIONS, or else the best that this CPU supports",
     )
     enforce_eager: bool = option(
         False,
@@ -117,3 +118,8 @@ class PrecisionArgs:
         "Capture no CUDA graphs, so that decode steps on a GPU launch each kernel.",
         concern="precision and kernels",
     )
+
+    @property
+    def instructions(self) -> str | None:
+        """Vector instructions that the option or the environment names."""
+        return self.cpu_instructions or os.environ.get("PAGEDSERVE_CPU_INSTRUCTIONS") or None

@@ -152,7 +152,7 @@ def load_model(
             f"quantization is {config.quantization!r}, which is for the CPU; the model's device is "
             f"{device}: leave it out"
         )
-    use_instructions(config.cpu_instructions)
+    use_instructions(config.instructions)
     register()
     with collector_paused(), quiet_transformers(), foreign_errors_named(config.model):
         files = find_model_files(config)

@@ -153,7 +153,7 @@ def load_native(args: EngineArgs, opened: OpenedModel | None = None) -> LoadedNa
         ConfigError: max_model_len exceeds that of the model, the heads do not fit the option
             ``kv_cache_dtype``, or the CPU lacks the instructions.
     """
-    use_instructions(args.cpu_instructions)
+    use_instructions(args.instructions)
     opened = open_native(args) if opened is None else opened
     config = opened.checkpoint.config
     args.check_head_size(config.head_size)
