@@ -179,5 +179,5 @@ def test_the_option_is_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="begins with http"):
         ServerArgs(otlp_traces_endpoint="127.0.0.1:4317")
     endpoint = "http://127.0.0.1:4318/v1/traces"
-    assert main(["serve", "no/such-model", "--otlp-traces-endpoint", endpoint]) != 0
+    assert main(["serve", "no/such-model", "--port", "0", "--otlp-traces-endpoint", endpoint]) != 0
     assert "no/such-model" in capsys.readouterr().err

@@ -37,11 +37,6 @@ def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in DTYPE_NAMES
 
 
-def has_vectors() -> bool:
-    """Whether the kernels use vector instructions instead of portable code."""
-    return cpu.instructions_in_use() != "portable"
-
-
 def use_instructions(name: str | None) -> None:
     """Use these vector instructions in this process; see `pagedserve.config.EngineArgs`.
 

@@ -98,14 +98,6 @@ def test_a_module_that_gives_something_else_is_not_used(
     assert loaded.replaced_modules == "linear layers 9, gated layers 2"
 
 
-def test_nothing_is_replaced_without_vector_instructions(save_tiny: SaveTiny) -> None:
-    config = EngineArgs(model=str(save_tiny("llama", **WIDE)), cpu_instructions="portable")
-    loaded = load_model(config, torch.device("cpu"))
-    assert loaded.replaced_modules == "none"
-    assert modules(loaded, nn.Linear) == 15
-    assert "rust (portable" in loaded.describe_backends()
-
-
 @pytest.mark.parametrize("instructions", _core.cpu.instruction_sets())
 def test_older_cpus_give_the_same_logits(
     save_tiny: SaveTiny, assert_exact: AssertExact, instructions: str

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pagedserve.attention.rust import BACKEND
 from pagedserve.config.precision import CpuKernels, Quantization
 from pagedserve.errors import ConfigError
-from pagedserve.host_ops.capabilities import has_kernels, has_vectors
+from pagedserve.host_ops.capabilities import has_kernels
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.fused.compare import is_close, layers_agree, random_numbers
 from pagedserve.models.fused.cpu.layers import CpuDecoderLayer, can_fuse
@@ -74,9 +74,7 @@ def replace_for_cpu(
         ConfigError: there is no linear layer to quantize.
     """
     replaced: Counter[str] = Counter()
-    # Without vector instructions torch's modules are faster, but they have no int8 weights.
-    is_slow = not has_vectors() and quantization is None
-    if kernels == "generic" or is_slow:
+    if kernels == "generic":
         return "none"
     if kernels == "fused":
         replaced["decoder layers"] = _replace_layers(model, quantization, everywhere)
