@@ -20,10 +20,11 @@ from openai.types.responses import (
 from pagedserve import RequestError
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.server.custom_tools import InputReader, with_functions
+from pagedserve.server.generic_tools import plain_conversation
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tools import forced_by_choice, held_by_format
+from pagedserve.server.tools import AnswerReader, forced_by_choice, held_by_format
 from tests.server.conftest import Served
 from tests.server.test_generic_tools import may_be_written
 from tests.server.test_tool_schemas import VOCABULARY
@@ -187,12 +188,21 @@ def test_a_call_of_the_model_is_read_with_its_input(client: openai.OpenAI) -> No
     assert calls_of(client, tools=[SHELL], **says(other)) == [("shell", '{"command": "ls"}')]
 
 
-def test_a_call_that_the_grammar_holds_has_a_valid_input() -> None:
-    body = ChatBody.model_validate({"messages": [], "tools": [SHELL, CALENDAR]})
-    held = held_by_format(body, TOOL_FORMATS["generic"])
+def body_of(tools: list[Any], **given: Any) -> ChatBody:
+    return ChatBody.model_validate({"messages": [], "tools": tools, **given})
+
+
+def matcher_of(body: ChatBody) -> LLMatcher:
+    held = forced_by_choice(body) or held_by_format(body, TOOL_FORMATS["generic"])
     assert held is not None
     key = GrammarKey("lark", held.definition, False, True)
-    start = LLMatcher(VOCABULARY, compiled_source(key, Trials(lambda _: "")), log_level=0)
+    found = LLMatcher(VOCABULARY, compiled_source(key, Trials(lambda _: "")), log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def test_a_call_that_the_grammar_holds_has_a_valid_input() -> None:
+    start = matcher_of(body_of([SHELL, CALENDAR]))
     assert may_be_written(start, call_text("calendar", {"input": "2026-11"}))
     assert may_be_written(start, call_text("shell", {"input": SCRIPT}))
     for given in ("2026", "x2026-11", "2026-112"):
@@ -201,14 +211,84 @@ def test_a_call_that_the_grammar_holds_has_a_valid_input() -> None:
     assert not may_be_written(start, call_text("shell", {}))
 
 
+def verbatim(text: str, name: str = "calculator") -> str:
+    return f'<tool_call>\n{{"name": "{name}"}}\n{text}\n</tool_call>'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("tools", [[CALCULATOR], [SHELL, CALCULATOR]])
-def test_a_lark_grammar_holds_only_a_call_that_is_named(tools: Any) -> None:
-    body = ChatBody.model_validate({"messages": [], "tools": tools, "tool_choice": "required"})
-    with pytest.raises(RequestError, match=r"'calculator' with a Lark grammar.*tool_choice"):
-        forced_by_choice(body)
-    chosen = ChatBody.model_validate({"messages": [], "tools": tools})
-    with pytest.raises(RequestError, match=r"'calculator' with a Lark grammar.*tool_choice"):
-        held_by_format(chosen, TOOL_FORMATS["generic"])
+def test_a_call_is_held_to_a_lark_grammar(tools: list[Any], choice: str) -> None:
+    body = body_of(tools, tool_choice=choice)
+    start = matcher_of(body)
+    call, other = verbatim("1+23"), call_text("shell", {"input": SCRIPT})
+    assert may_be_written(start, call)
+    assert may_be_written(start, call.removesuffix("\n</tool_call>"))
+    for text in ("1", "1+", "1+234", '{"input": "1+23"}', "1+23\n"):
+        assert not may_be_written(start, verbatim(text))
+    assert not may_be_written(start, call_text("calculator", {"input": "1+23"}))
+    assert not may_be_written(start, f"{call}\n{call}")  # only its grammar knows where it ends
+    for text in (other, f"{other}\n{call}"):
+        assert may_be_written(start, text) == (SHELL in tools)
+    for text in ("", "I compute.\n"):
+        assert may_be_written(start, text) == (choice == "auto")
+        assert may_be_written(start, text + call) == (choice == "auto" or not text)
+
+
+def test_a_lark_grammar_may_have_imports_and_any_text() -> None:
+    edit = 'start: "BEGIN" LF line+ "END" LF?\nline: "+" /.*/ LF\n%import common.LF'
+    written = "BEGIN\n+</tool_call>\n+\nEND"
+    for lark, texts in ((edit, [written, f"{written}\n"]), ("start: /(?s:.*)/", ["", SCRIPT])):
+        body = body_of([SHELL, custom("edit", syntax="lark", definition=lark)])
+        start = matcher_of(body)
+        for text in texts:
+            assert may_be_written(start, verbatim(text, "edit"))
+            assert may_be_written(start, verbatim(text, "edit").removesuffix("\n</tool_call>"))
+
+
+def test_an_input_may_have_any_text_and_is_read_however_it_is_cut() -> None:
+    chance = random.Random(0)
+    parts = ("\n</tool_call>", "</tool_", "\n", "<tool_call>", '{"name": "x"}', '"', "\\", "ä😀\0")
+    body, generic = body_of([SHELL, CALCULATOR]), TOOL_FORMATS["generic"]
+    for _ in range(300):
+        text = "".join(chance.choices(parts, k=chance.randrange(8)))
+        if text.endswith("\n</tool_call>"):
+            continue  # it ends the call
+        whole = f"So. {call_text('shell', {'input': 'ls'})}\n{verbatim(text)}"
+        if chance.random() < 0.5:  # an end of generation ends it as well
+            whole = whole.removesuffix("\n</tool_call>")
+        reader = AnswerReader(body=body, tools=generic, reasoning=None, is_held=True)
+        content, inputs = "", [""] * 2
+        while whole:
+            place = chance.randrange(1, 9)
+            piece, whole = whole[:place], whole[place:]
+            shown = reader.fields(0, piece, is_last=not whole, is_delta=True)
+            content += shown.get("content", "")
+            for call in shown.get("tool_calls", ()):
+                inputs[call["index"]] += call["custom"]["input"]
+        assert (content, inputs) == ("So.", ["ls", text])
+        assert reader.finish_reason(0, "stop") == "tool_calls"
+
+
+@pytest.mark.parametrize("tools", [[CALCULATOR], [CALENDAR, CALCULATOR]])
+def test_required_calls_are_held_to_a_lark_grammar(client: openai.OpenAI, tools: list[Any]) -> None:
+    patterns = {"calculator": SUM, "calendar": DATE}
+    for seed in range(3):
+        for name, text in calls_of(client, tools=tools, tool_choice="required", seed=seed):
+            assert re.fullmatch(patterns[name], text), text
+
+
+def test_the_next_turn_has_an_input_as_it_was_written() -> None:
+    tools = [tool.for_template() for tool in body_of([SHELL, CALCULATOR]).usable_tools]
+    calls = [
+        {"id": "1", "type": "custom", "custom": {"name": "shell", "input": 'a"'}},
+        {"id": "2", "type": "custom", "custom": {"name": "calculator", "input": "1+\n2"}},
+    ]
+    messages = with_functions([{"role": "assistant", "content": None, "tool_calls": calls}])
+    system, message = plain_conversation(messages, tools, ["calculator"], has_system=True)
+    calls_text = [call_text("shell", {"input": 'a"'}), verbatim("1+\n2")]
+    assert message["content"] == "\n".join(calls_text)
+    assert "\n\nTo call calculator, write the input as it is" in system["content"]
+    assert "as it is" not in plain_conversation(messages, tools, has_system=True)[0]["content"]
 
 
 def test_a_model_sees_the_tool_its_grammar_and_its_call(client: openai.OpenAI) -> None:

@@ -2,7 +2,7 @@
 
 A regular expression of the input is part of the schema of the arguments, and so holds a call
 wherever a grammar holds those of functions.  A grammar of Lark describes the text itself, which
-JSON would escape: it holds a call that ``tool_choice`` names, whose input is the whole text.
+JSON would escape: wherever a grammar holds calls, such an input is written as it is.
 
 Costs: each character of the arguments is examined once, however they are split.
 """
@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # it imports numpy, and the options of the server name the to
     from pagedserve.inputs.chat import Conversation, Message
 
 _INPUT: Final = "input"
+# Arguments with an input, before and after its text.
+INPUT_START: Final = f'{{"{_INPUT}": "'
+INPUT_END: Final = '"}'
 _OPENING: Final = re.compile(rf'\s*\{{\s*"{_INPUT}"\s*:\s*"')
 # Text of a string in JSON, up to its end or to an escape that is incomplete: half of a pair of
 # surrogates is, unless what follows is no other half.
@@ -43,6 +46,11 @@ def schema_of_input(regex: str | None) -> dict[str, Any]:
         "required": [_INPUT],
         "additionalProperties": False,
     }
+
+
+def input_part(text: str) -> str:
+    """Part of an input, between ``INPUT_START`` and ``INPUT_END``."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def described(syntax: str, definition: str) -> str:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.server.grammar_calls import GrammarCalls
-from pagedserve.server.tool_ends import End
+from pagedserve.server.tool_ends import End, overlap
 from pagedserve.server.tool_formats import ToolFormat
 from pagedserve.server.tool_readers import Call, Parts, Schemas
 
@@ -215,13 +215,7 @@ class TagStream:
         if is_last:
             taken, self._held = self._held, ""
             return taken
-        kept = max((_overlap(self._held, tag) for tag in tags), default=0)
+        kept = max((overlap(self._held, tag) for tag in tags), default=0)
         end = len(self._held[: len(self._held) - kept].rstrip())
         taken, self._held = self._held[:end], self._held[end:]
         return taken
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest proper prefix of a tag that ends a text."""
-    lengths = range(min(len(text), len(tag) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(tag[:length])), 0)

@@ -22,6 +22,7 @@ from pagedserve.server.generic_tools import plain_conversation
 from pagedserve.server.infill import InfillFormat, infill_format
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
+from pagedserve.server.tool_fields import lark_inputs
 from pagedserve.server.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pagedserve.server.tools import AnswerReader, is_chosen_by_model
 from pagedserve.tokenizer import Tokenizer
@@ -262,7 +263,8 @@ class Tokenization:
         known = self._tool_format(body.chat_template)
         if known is not None and known.is_generic:
             has_system = bool(tools) and _shows_system(render)
-            messages = plain_conversation(messages, tools or (), has_system=has_system)
+            verbatim = lark_inputs(body.usable_tools) if isinstance(body, ChatBody) else ()
+            messages = plain_conversation(messages, tools or (), verbatim, has_system=has_system)
             tools = None
         return render(
             messages,

@@ -148,3 +148,9 @@ def _without_space(text: str, place: int) -> int:
     while place and text[place - 1].isspace():
         place -= 1
     return place
+
+
+def overlap(text: str, tag: str) -> int:
+    """Length of the longest proper prefix of a tag that ends a text."""
+    lengths = range(min(len(text), len(tag) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(tag[:length])), 0)

@@ -4,6 +4,7 @@ A tool is a function, whose arguments are a JSON object, or a custom tool, whose
 To the model both are functions (`pagedserve.server.custom_tools`).
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -116,10 +117,18 @@ class CustomTool(NullsLeftOut):
         return given.grammar if isinstance(given, GrammarFormat) else None
 
     @property
+    def lark(self) -> str | None:
+        """Grammar of the input in Lark's syntax; None if it has none."""
+        return self._definition("lark")
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """Schema of the arguments, which has the input; a Lark grammar is not part of it."""
-        is_regex = self.grammar is not None and self.grammar.syntax == "regex"
-        return schema_of_input(self.grammar.definition if self.grammar and is_regex else None)
+        return schema_of_input(self._definition("regex"))
+
+    def _definition(self, syntax: str) -> str | None:
+        grammar = self.grammar
+        return None if grammar is None or grammar.syntax != syntax else grammar.definition
 
     def for_template(self) -> dict[str, Any]:
         """Definition of a function for a chat template."""
@@ -141,6 +150,12 @@ Tool: TypeAlias = Annotated[
     Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
     Discriminator(_kind_of),
 ]
+
+
+def lark_inputs(tools: Iterable[Tool]) -> dict[str, str]:
+    """Grammars of inputs in Lark's syntax, by the name of the tool."""
+    customs = (tool for tool in tools if isinstance(tool, CustomTool))
+    return {tool.name: tool.lark for tool in customs if tool.lark is not None}
 
 
 class ToolName(BaseModel):

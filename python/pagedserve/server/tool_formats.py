@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
-from pagedserve.server.generic_tools import END, START
+from pagedserve.server.generic_tools import START
+from pagedserve.server.grammar_calls import END
 from pagedserve.server.tool_ends import (
     JSON_STRINGS,
     PYTHON_STRINGS,

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from pagedserve.server.generic_tools import HELD_HEAD, START, grammar_of_calls
 from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.protocol import ChatBody
 from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_fields import AllowedToolChoice, CustomTool, NamedTool
+from pagedserve.server.tool_fields import AllowedToolChoice, CustomTool, NamedTool, lark_inputs
 from pagedserve.server.tool_formats import ToolFormat
 from pagedserve.server.tool_readers import Call, Parts, Schemas
 from pagedserve.server.tool_schemas import check_parameters, schema_of_arguments, schema_of_calls
@@ -68,16 +68,10 @@ def _held_schemas(body: ChatBody) -> Schemas:
     """Schema of each tool's arguments, to be enforced.
 
     Raises:
-        RequestError: A Lark grammar, which describes no JSON; or a schema that is too large.
+        RequestError: A schema is too large.
     """
-    for tool in body.usable_tools:
-        if isinstance(tool, CustomTool) and tool.grammar and tool.grammar.syntax == "lark":
-            raise RequestError(
-                f"tools has {tool.name!r:.80} with a Lark grammar, which holds only a call that "
-                "tool_choice names: name it, or give a regular expression",
-                param="tools",
-            )
-    schemas = schemas_of(body)
+    verbatim = lark_inputs(body.usable_tools)
+    schemas = {name: schema for name, schema in schemas_of(body).items() if name not in verbatim}
     check_schema("tools", schemas, body.num_bytes)
     return schemas
 
@@ -95,6 +89,8 @@ def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutput
     named = _custom_tool(body, body.choice)
     if named is not None:
         return _whole_input(named)
+    if _is_verbatim(body):
+        return _held_calls(body, closes=closes)
     schema = _forced_schema(body)
     if schema is None:
         return None
@@ -116,6 +112,28 @@ def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     return None
 
 
+def _is_verbatim(body: ChatBody) -> bool:
+    """Whether calls are required, in the generic format: a list in JSON has no Lark grammar."""
+    return body.choice == "required" and bool(lark_inputs(body.usable_tools))
+
+
+def _held_calls(
+    body: ChatBody, answer: Mapping[str, Any] | bool | None = None, *, closes: bool
+) -> StructuredOutputsParams:
+    """Structured outputs of calls in the generic format, or of a text where none is required."""
+    grammar = grammar_of_calls(
+        _held_schemas(body),
+        answer,
+        inputs=lark_inputs(body.usable_tools),
+        several=body.parallel_tool_calls,
+        is_strict=any(tool.is_strict for tool in body.usable_tools),
+        is_required=body.choice == "required",
+    )
+    return StructuredOutputsParams(
+        grammar=grammar, disable_additional_properties=closes, given_as="tools"
+    )
+
+
 def _custom_tool(body: ChatBody, named: object) -> CustomTool | None:
     """The custom tool that a choice names; None if it is none."""
     name = named.name if isinstance(named, NamedTool) else named
@@ -125,10 +143,9 @@ def _custom_tool(body: ChatBody, named: object) -> CustomTool | None:
 
 def _whole_input(tool: CustomTool) -> StructuredOutputsParams:
     """Structured outputs of a text that is the input of a custom tool."""
-    grammar = tool.grammar
-    if grammar is not None and grammar.syntax == "lark":
-        return StructuredOutputsParams(grammar=grammar.definition, given_as="tools")
-    regex = _TEXT if grammar is None else grammar.definition
+    if tool.lark is not None:
+        return StructuredOutputsParams(grammar=tool.lark, given_as="tools")
+    regex = _TEXT if tool.grammar is None else tool.grammar.definition
     return StructuredOutputsParams(regex=regex, given_as="tools")
 
 
@@ -154,15 +171,7 @@ def held_by_format(
         return None
     if text is not None and text.kind != "json":  # it alone holds the text
         return None
-    grammar = grammar_of_calls(
-        _held_schemas(body),
-        None if text is None else _answer_schema(text),
-        several=body.parallel_tool_calls,
-        is_strict=any(tool.is_strict for tool in body.usable_tools),
-    )
-    return StructuredOutputsParams(
-        grammar=grammar, disable_additional_properties=closes, given_as="tools"
-    )
+    return _held_calls(body, None if text is None else _answer_schema(text), closes=closes)
 
 
 def _answer_schema(text: StructuredOutputsParams) -> dict[str, Any] | bool:
@@ -303,7 +312,7 @@ class AnswerReader:
         if isinstance(choice, NamedTool):
             return Reading(TagStream(None, {}), choice.name)
         if choice == "required":
-            return Reading(GrammarCalls(FORCED_HEAD))
+            return Reading(GrammarCalls(HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD))
         tools = self.tools if self.body.usable_tools else None
         if tools is not None and self.is_json:
             tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
