@@ -98,7 +98,7 @@ test-ray: build ## replicas and ranks on a Ray cluster of this machine, which ta
 test-ray-all: build
 	$(PYTEST_ALONE) -m ray $(RAY_TESTS)
 
-nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles asked again, every kernel compiled, random lives
+nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles run again, every kernel compiled, random lives
 	$(PYTEST) -m nightly
 
 references: build ## ask transformers again what the tests compare with (tests/references)

@@ -1,4 +1,6 @@
-"""An executor of one's own: `LLMEngine` over a model of numpy alone, without torch.
+"""An executor outside the package: `LLMEngine` over a model of numpy alone, without torch.
+
+Besides pagedserve it needs tokenizers and transformers, for the tokenizer.
 
 The model is one attention layer with random weights over paged keys and values.  It gets what every
 executor gets: the arrays of a step in its buffers, and a `StepInput`.  Here it samples, verifies

@@ -90,8 +90,9 @@ class PrecisionArgs:
     attention_backend: AttentionBackendName | None = option(
         None,
         checks.choice((*get_args(AttentionBackendName), None)),
-        "Attention kernels: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU in Triton's "
-        "interpreter), torch (anywhere) or sdpa (anywhere, with no padding between sequences).",
+        "Attention kernels: rust (on the CPU), triton (on NVIDIA GPUs; on the CPU with "
+        "TRITON_INTERPRET=1), torch (anywhere) or sdpa (anywhere, with no padding between "
+        "sequences).",
         concern="precision and kernels",
         unset="the first of them that supports the model and the device",
     )
