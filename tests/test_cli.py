@@ -160,8 +160,11 @@ def test_options_reach_the_engine(loaded: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "arguments are required: command"),
+        ([], "arguments are required: {generate,serve,run-batch"),
+        (["serv"], "invalid choice: 'serv' (choose from 'generate', 'serve', "),
+        (["serv"], "; did you mean serve?"),
         (["generate", "--prompt", "a"], "no model: give --model"),
+        ([*MODEL, "--max-token", "3"], "did you mean --max-tokens?"),
         (["generate", "--no-such-option"], "unrecognized arguments: --no-such-option"),
         (MODEL, "no prompts: give --prompt or --prompts-file"),
         ([*MODEL, "--prompt", "a", "--prompts-file", "b"], "are both given"),

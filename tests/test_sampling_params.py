@@ -288,8 +288,10 @@ def test_a_later_parameter_is_refused_by_name_unless_it_asks_for_nothing(name: s
 
 
 def test_a_misspelt_parameter_is_named_with_the_known_ones() -> None:
-    message = refusal(tempature=0.5)
-    assert message.startswith("unknown sampling parameter: tempature=0.5; accepted: ")
+    said = "unknown sampling parameter: tempature=0.5; did you mean temperature?"
+    assert refusal(tempature=0.5) == said
+    message = refusal(xyz=1)
+    assert message.startswith("unknown sampling parameter: xyz=1; accepted: ")
     assert message.split("accepted: ")[1].split(", ") == list(DEFAULTS)
 
 

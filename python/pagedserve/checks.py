@@ -9,9 +9,10 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
-from pagedserve.errors import RequestError
+from pagedserve.errors import ConfigError, RequestError
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], T]
@@ -40,6 +41,16 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """
     nearest = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def check_directory(output: Path) -> None:
+    """Check that the directory of an output file exists.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if not output.parent.is_dir():
+        raise ConfigError(f"output: {str(output.parent)!r} is no directory; create it first")
 
 
 def real(

@@ -89,6 +89,11 @@ class InvariantError(PagedServeError, RuntimeError):
     """The consistency check found an invalid state of the core: a bug."""
 
 
+def reason(error: Exception) -> str:
+    """What failed, without the number and the path that the text of an ``OSError`` has."""
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 @contextmanager
 def extra_needed(who: str, extra: str) -> Iterator[None]:
     """Context for imports that ``who`` needs; reports a missing package by name.

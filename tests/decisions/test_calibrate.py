@@ -36,6 +36,9 @@ def test_temperatures_are_fitted_to_a_file_of_examples(
     examples = write(tmp_path / "examples.jsonl", *lines)
     output = tmp_path / "calibration.json"
     options = ("--model", str(stand_in), "--dtype", "float32", "--num-gpu-blocks", "128")
+    nowhere = ("--examples", str(examples), "--output", str(tmp_path / "none" / "calibration.json"))
+    assert main(["decide", "calibrate", "--model", "./not-loaded", *nowhere]) == 2
+    assert "is no directory; create it first" in capsys.readouterr().err
     files = ("--examples", str(examples), "--output", str(output))
     assert main(["decide", "calibrate", *options, *files]) == 0
     assert "12 answers: log loss" in capsys.readouterr().out
@@ -64,7 +67,7 @@ def test_labels_are_the_indices_of_the_options(tmp_path: Path) -> None:
     [
         ({"questions": QUESTIONS, "answers": {"late": True}}, "line 1 must be an object with"),
         ({"state": 1, "questions": QUESTIONS}, "line 1 has no answers"),
-        ({"state": 1, "questions": QUESTIONS, "answers": {"x": 1}}, r"answers \['x'\], which it"),
+        ({"state": 1, "questions": QUESTIONS, "answers": {"x": 1}}, "to x; its questions are team"),
         ({"state": 1, "questions": QUESTIONS, "answers": {"late": 1}}, "accepted are True, False"),
         ({"state": 1, "questions": QUESTIONS, "answers": {"mood": True}}, "accepted are 0, 1, 2"),
         ({"state": 1, "questions": {}, "answers": {"q": 1}}, "line 1: questions must be"),

@@ -212,6 +212,15 @@ def test_files_that_are_not_there_are_named(
         assert str(tmp_path) in error_of(capsys)
 
 
+def test_a_request_that_no_step_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    write_log(log)
+    assert main([str(log), "--request", "third"]) == BAD_INPUT
+    assert f"no step of {log} has the request 'third'" in error_of(capsys)
+
+
 def test_rows_that_cannot_be_written_are_an_error(golden_file: FindFile, tmp_path: Path) -> None:
     out = tmp_path / "no such folder" / "rows.jsonl"
     done = replay("--scenario", golden_file(SMALL, "scenario"), "--out", out)

@@ -79,7 +79,7 @@ def test_what_a_request_is_called_is_in_the_log(request_id: str, tmp_path: Path)
     scheduler.flush_log()
     assert lines_of(log)[1]["events"][0][1]["request_id"] == request_id
     assert list(request_steps(log, request_id)) == [
-        f"{request_id}: came with 4 tokens",
+        f"{request_id}: added with 4 tokens",
         f"{request_id}: step 0 at 0.000 s: prefill of 4 tokens, 1 rows",
     ]
     assert replay_log(log) == (1, None, False)
@@ -125,6 +125,6 @@ def test_the_steps_of_a_request_are_told(
     assert main([str(tmp_path), "--request", "second"]) == SAME
     out, _ = capsys.readouterr()
     assert out.splitlines() == [
-        "second-1: came with 12 tokens",
+        "second-1: added with 12 tokens",
         *(f"second-1: step {step} at {step}.000 s: waits: no_blocks" for step in range(3)),
     ]

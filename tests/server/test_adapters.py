@@ -104,7 +104,7 @@ def test_adapters_come_and_go_while_it_serves(
         ({"lora_name": "x", "lora_path": "/etc"}, "adapter 'x': lora_path is no directory"),
         ({"lora_name": "a", "lora_path": "a"}, "^adapter 'a': lora_path is no directory with an a"),
         ({"lora_name": "x", "lora_path": "."}, r"adapter 'x': lora_path is .*_config\.json and"),
-        ({"lora_name": "x"}, "lora_path: Field required"),
+        ({"lora_name": "x"}, "lora_path is missing"),
         ({"lora_name": "x", "lora_path": "/a\0b"}, "lora_path: String should match"),
         ({"lora_name": "x", "lora_path": "a" * 4097}, "lora_path has 4097 characters; at most"),
         ({"lora_name": "../../x", "lora_path": "/a"}, "lora_name is '.*'; it must have"),

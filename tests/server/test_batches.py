@@ -297,7 +297,7 @@ def test_fields_that_cannot_be_followed_are_refused(
 
 
 def test_uploads_that_are_no_batch_are_refused(client: openai.OpenAI, server: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="purpose: Input should be 'batch'"):
+    with pytest.raises(openai.BadRequestError, match="purpose is \"vision\"; it must be 'batch'"):
         client.files.create(file=b"x", purpose="vision")
     with pytest.raises(openai.BadRequestError, match="257 characters; at most 256"):
         client.files.create(file=("x" * 257, b"x"), purpose="batch")

@@ -171,16 +171,16 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"guided_regex": "(("}, "guided_regex cannot be used: "),
         ({"temperature": -1}, "temperature is -1"),
-        ({"temperature": "warm"}, "temperature: Input should be a valid number"),
+        ({"temperature": "warm"}, 'temperature is "warm"; it must be a valid number'),
         ({"prompt": []}, "prompt has 0 prompts"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [-1]}, "token 0 of the prompt is -1"),
         ({"prompt": [100_000]}, "token 0 of the prompt is 100000"),
         ({"prompt": "x" * 200}, "the prompt has 200 tokens"),
         ({"prompt": "x" * 3000}, "the prompt has 3000 characters; at most 2048"),
-        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": 0}, "n is 0; it must be greater than or equal to 1"),
         ({"n": 10**9}, "n is 1000000000; max_num_seqs is 32"),
-        ({"priority": 10**30}, "priority: Input should be less than"),
+        ({"priority": 10**30}, f"priority is {10**30}; it must be less than"),
         ({"request_id": "a\nb"}, "request_id: String should match pattern"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"stop": [""]}, "stop[0] is ''"),
@@ -190,21 +190,24 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"logit_bias": {" 1": 3}}, "logit_bias has the key ' 1'"),
         ({"logit_bias": {"9" * 5000: 3}}, "logit_bias has the key '999"),
         ({"logit_bias": {"257": 3}}, "logit_bias has 257; token ids must be from 0 to 256"),
-        ({"seed": 2**63}, "seed: Input should be less than or equal to 9223372036854775807"),
+        ({"seed": 2**63}, "; it must be less than or equal to 9223372036854775807"),
         ({"seed": -2}, "seed is -2"),
         ({"stream_options": {"include_usage": True}}, "stream_options is given without stream"),
-        ({"stream_options": 5}, "stream_options: Input should be an object"),
+        ({"stream_options": 5}, "stream_options is 5; it must be an object"),
         ({"min_tokens": 20}, "min_tokens is 20; it must be from 0 to max_tokens, 16"),
         ({"best_of": 2, "n": 3, "temperature": 1}, "best_of is 2; it must be at least n, 3"),
         ({"early_stopping": True}, "early_stopping is True without use_beam_search"),
         ({"stop_token_ids": [300]}, "stop_token_ids has 300"),
-        ({"stream_interval": 0}, "stream_interval: Input should be greater than or equal to 1"),
-        ({"truncation_side": "middle"}, "truncation_side: Input should be 'left' or 'right'"),
+        ({"stream_interval": 0}, "stream_interval is 0; it must be greater than or equal to 1"),
+        (
+            {"truncation_side": "middle"},
+            "; it must be 'left' or 'right'",
+        ),
         ({"return_prompt_text": True}, "return_prompt_text is no field of this request"),
         ({"n": 33, "temperature": 1}, "n is 33; max_num_seqs is 32"),
         ({"logprobs": 1000}, "logprobs is 1000"),
-        ({"stream": "perhaps"}, "stream: Input should be a valid boolean"),
-        ({"timeout": 0}, "timeout: Input should be greater than 0"),
+        ({"stream": "perhaps"}, 'stream is "perhaps"; it must be a valid boolean'),
+        ({"timeout": 0}, "timeout is 0; it must be greater than 0"),
     ],
 )
 def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -> None:
@@ -215,12 +218,21 @@ def test_a_bad_field_is_named(served: Served, body: dict[str, Any], said: str) -
     assert error["param"] == next(iter(body))
 
 
-@pytest.mark.parametrize("body", ["[]", '"text"', "null", "5"])
-def test_a_body_that_is_no_object_is_refused(shared: Served, body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[]", "the body is a list; it must be an object"),
+        ('"text"', 'the body is "text"; it must be an object'),
+        ("null", "the body is null; it must be an object"),
+        ("5", "the body is 5; it must be an object"),
+        ('{"prompt": }', "the body is not JSON: Expecting value at character 11"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(shared: Served, body: str, said: str) -> None:
     headers = {"Content-Type": "application/json"}
     answer = shared.http.post("/v1/completions", content=body, headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "the body: Input should be an object"
+    assert answer.json()["error"]["message"] == said
 
 
 @pytest.mark.parametrize(
@@ -286,7 +298,9 @@ def test_models_and_names(serve: Serve) -> None:
         assert served.complete(prompt=PROMPT, model="other/name").json()["model"] == "other/name"
         answer = served.complete(prompt=PROMPT, model="x")
         assert answer.status_code == 404
-        assert answer.json()["error"]["message"] == "The model `x` does not exist."
+        assert answer.json()["error"]["message"] == (
+            "The model `x` does not exist; this server has `small` (v1/models lists all)."
+        )
 
 
 def test_keys_guard_all_but_probes(serve: Serve) -> None:
@@ -370,7 +384,9 @@ def test_chats(serve: Serve, formula: FormulaModel) -> None:
 
 def test_admin_routes_are_behind_a_switch(serve: Serve) -> None:
     with serve() as served:
-        assert served.http.post("/reset_prefix_cache").status_code == 404
+        absent = served.http.post("/reset_prefix_cache")
+        assert absent.status_code == 404
+        assert "--enable-admin-routes turns it on" in absent.json()["error"]["message"]
     with serve(enable_admin_routes=True) as served:
         assert served.http.post("/reset_prefix_cache").json() == {"reset": True}
         assert served.http.post("/abort_requests", json={"request_ids": ["x"]}).json() == {

@@ -273,7 +273,7 @@ def test_a_slow_request_can_be_traced_to_its_steps(
     capsys.readouterr()
     assert replay_main([str(tmp_path), "--request", answer.json()["id"]]) == 0
     came, *steps = capsys.readouterr().out.splitlines()
-    assert came.endswith(": came with 3 tokens")
+    assert came.endswith(": added with 3 tokens")
     assert [step.split(" s: ")[1] for step in steps] == [
         "prefill of 3 tokens, 1 rows",
         *["decode, 1 tokens, 1 rows"] * 3,

@@ -145,6 +145,7 @@ def test_a_client_that_left_is_said_to_have(serve: Serve, lines: Any) -> None:
         (line,) = lines(served, 1)
         assert (line["status"], line["client_gone"], line["finish_reasons"]) == (499, True, [])
         assert (line["ttft_seconds"], line["num_preemptions"]) == (None, None)
+        assert (line["prompt_tokens"], line["completion_tokens"]) == (None, None)  # none was sent
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

@@ -183,7 +183,7 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be greater than or equal to 1"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         (
@@ -206,7 +206,10 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
             "thinking.budget_tokens is given, and the model's chat template has no known tags",
         ),
-        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens: Input"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": -1}},
+            "budget_tokens is -1; it must be",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is 'any' without tools"),
         (

@@ -330,7 +330,7 @@ def test_the_asynchronous_client(server: Served) -> None:
 @pytest.mark.parametrize(
     ("given", "status", "error"),
     [
-        ({"model": "other"}, 404, "The model `other` does not exist."),
+        ({"model": "other"}, 404, "The model `other` does not exist; "),
         ({"options": {"mirostat": 2}}, 400, "options.mirostat is 2; it is not supported here"),
         ({"options": {"typical_p": 0.7}}, 400, "options.typical_p is 0.7"),
         ({"options": {"temprature": 1}}, 400, "options.temprature"),

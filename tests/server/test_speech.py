@@ -205,7 +205,7 @@ def test_a_cut_is_in_a_pause() -> None:
         (file_of((np.zeros(9, np.float32), 100)), {}, "sampling rate of the file is 100"),
         (file_of((np.zeros(7_300_000, np.float32), 1_000), "FLAC"), {}, "the file is too long"),
         (file_of(sounds(1)[0]), {"language": "xx"}, "language is 'xx'; accepted are de, en"),
-        (file_of(sounds(1)[0]), {"response_format": "srt"}, "response_format: Input should be"),
+        (file_of(sounds(1)[0]), {"response_format": "srt"}, 'response_format is "srt"; it must be'),
         (file_of(sounds(1)[0]), {"temperature": "-1"}, "temperature is -1"),
         (
             file_of(sounds(1)[0]),
@@ -230,7 +230,7 @@ def test_bodies_that_are_no_forms_are_refused(hearing: Served) -> None:
     answer = hearing.http.post(TRANSCRIBE, json={"file": "x"})
     assert answer.status_code == 415
     assert "it must be multipart/form-data" in answer.json()["error"]["message"]
-    assert "file: Field required" in told(hearing.http.post(TRANSCRIBE, files={"f": b"x"}))
+    assert "file is missing; it is" in told(hearing.http.post(TRANSCRIBE, files={"f": b"x"}))
     assert post(hearing, b"x", model="other").status_code == 404
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     broken = hearing.http.post(TRANSCRIBE, content=b"--x\r\nno form", headers=headers)

@@ -23,17 +23,17 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(
         port = taken.getsockname()[1]
         assert main(["serve", "no-such-model", "--port", str(port)]) == 2
     said = capsys.readouterr().err
-    assert f"cannot listen at host 127.0.0.1, port {port}: Address already in use" in said
+    assert f"cannot listen at --host 127.0.0.1, --port {port}: Address already in use\n" in said
     assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--host", "no.such.host.invalid"], "cannot listen at host no.such.host.invalid"),
+        (["--host", "no.such.host.invalid"], "cannot listen at --host no.such.host.invalid"),
         (["--uds", "{}/nowhere/s"], "uds: cannot listen at {}/nowhere/s: No such file"),
         (["--uds", "{}/notes"], "uds: cannot listen at {}/notes: Address already in use"),
-        (["--ssl-certfile", "{}/none"], "cannot use ssl_certfile {}/none with ssl_keyfile None"),
+        (["--ssl-certfile", "{}/none"], "cannot use ssl_certfile {}/none: No such file"),
         (["--ssl-certfile", "{}/notes"], "cannot use ssl_certfile {}/notes"),
         (["--ssl-keyfile", "{}/notes"], "ssl_keyfile or ssl_ca_certs is given without ssl_cert"),
         (["--ssl-cert-reqs", "3"], "ssl_cert_reqs is 3; it must be an integer, from 0 to 2"),

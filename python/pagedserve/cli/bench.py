@@ -30,7 +30,7 @@ _STARTUP = "Measure the seconds of a start with empty caches, and with full ones
 def add_bench_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the benchmarks to a command line; the ``run`` of each takes the parsed options."""
     bench = commands.add_parser("bench", help="measure a running server, or an engine")
-    kinds = bench.add_subparsers(dest="bench", required=True)
+    kinds = bench.add_subparsers(required=True)
     serve = kinds.add_parser(
         "serve",
         help="send requests to a server and measure its answers",

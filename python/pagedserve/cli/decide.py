@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from pagedserve.checks import check_directory
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
@@ -16,7 +17,7 @@ def add_decide_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     decide = commands.add_parser(
         "decide", help="calibrate typed decisions", description="Calibrate typed decisions."
     )
-    kinds = decide.add_subparsers(dest="decide_command", required=True)
+    kinds = decide.add_subparsers(required=True)
     calibrate = kinds.add_parser(
         "calibrate",
         usage="pagedserve decide calibrate --model MODEL --examples FILE --output FILE [options]",
@@ -48,6 +49,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         raise ConfigError("no model: give --model")
     args = EngineArgs.from_cli_args(options)
     examples = read_examples(options.examples)
+    check_directory(options.output)
     extra = choose_backend(args).extra
     check_early(args, "pagedserve decide", extra)
     with extra_needed("pagedserve decide", extra):

@@ -76,7 +76,8 @@ def make_parser(first: str = "") -> argparse.ArgumentParser:
     """
     parser = Parser(prog="pagedserve", description="A paged-attention serving engine.")
     parser.add_argument("--version", action="version", version=f"pagedserve {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    named = f"{{{','.join(_COMMANDS)}}}"
+    commands = parser.add_subparsers(dest="command", metavar=named, required=True)
     for command in [first] if first in _COMMANDS else _COMMANDS:
         _add(command, commands)
     return parser

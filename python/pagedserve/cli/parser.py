@@ -18,7 +18,7 @@ class Parser(FlexibleArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         """Create a parser as ``argparse.ArgumentParser`` does."""
-        super().__init__(**settings)
+        super().__init__(**settings, allow_abbrev=False)  # a new option could make one ambiguous
         self.register("action", None, _Store)
         self.register("action", "store", _Store)
         self.register("action", "store_const", _StoreConst)
@@ -46,6 +46,19 @@ class Parser(FlexibleArgumentParser):
             if action.help != argparse.SUPPRESS
         ]
         return did_you_mean(word.partition("=")[0], shown)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices, with the nearest.
+
+        Raises:
+            argparse.ArgumentError: It is none of them.
+        """
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            nearest = did_you_mean(str(value), map(str, action.choices or ()))
+            named = None if isinstance(action, argparse._SubParsersAction) else action  # noqa: SLF001
+            raise argparse.ArgumentError(named, f"{error.message}{nearest}") from error
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line.

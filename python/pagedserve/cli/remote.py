@@ -96,6 +96,8 @@ class Remote:
                 said = refusal_message(error.read().decode(errors="replace"))[:_MAX_CHARS]
             after = error.headers.get("Retry-After")
             hint = "" if after is None else f" (Retry-After: {after})"
+            if error.code == http.client.NOT_FOUND and not self.url.endswith("/v1"):
+                hint += " (the URL of a server's API ends in /v1)"
             raise RequestError(
                 f"{request.full_url} responded with {error.code}: {said or error.reason}{hint}"
             ) from None

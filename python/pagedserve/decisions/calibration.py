@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import pagedserve.checks as checks
 from pagedserve.decisions.questions import QUESTION_TYPES, QuestionType
-from pagedserve.errors import ConfigError, RequestError
+from pagedserve.errors import ConfigError, RequestError, reason
 
 # Temperatures are fitted within these.
 _LOWEST: Final = 0.05
@@ -89,7 +89,7 @@ class Calibration:
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the calibration {path} cannot be read: {error}") from error
+            raise ConfigError(f"the calibration {path} cannot be read: {reason(error)}") from error
         given = content.get("temperatures") if isinstance(content, dict) else None
         if not isinstance(given, dict) or given.keys() != set(QUESTION_TYPES):
             raise ConfigError(

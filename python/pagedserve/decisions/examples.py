@@ -14,7 +14,7 @@ from typing import Any, Final
 from pagedserve.decisions.answers import Decision
 from pagedserve.decisions.calibration import LabelledRead
 from pagedserve.decisions.questions import ParsedQuestion, Question, parse_questions
-from pagedserve.errors import RequestError
+from pagedserve.errors import RequestError, reason
 
 _FIELDS: Final = frozenset(("state", "questions", "answers", "instructions"))
 
@@ -61,7 +61,7 @@ def read_examples(path: str | Path) -> list[Example]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise RequestError(f"the examples {path} cannot be read: {error}") from error
+        raise RequestError(f"the examples {path} cannot be read: {reason(error)}") from error
     examples = [
         _example(line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
@@ -88,7 +88,10 @@ def _example(line: str, place: str) -> Example:
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
     if unknown := answers.keys() - parsed.keys():
-        raise RequestError(f"{place} answers {sorted(unknown)}, which it does not ask")
+        raise RequestError(
+            f"{place} has answers to {', '.join(sorted(unknown))}; its questions are "
+            f"{', '.join(parsed)}"
+        )
     return Example(
         given["state"],
         {name: questions[name] for name in parsed if name in answers},

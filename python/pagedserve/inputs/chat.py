@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from pagedserve.errors import ConfigError, RequestError, extra_needed
+from pagedserve.errors import ConfigError, RequestError, extra_needed, reason
 from pagedserve.inputs.images import TEXT_ALONE, ImageRules, images_of_parts
 from pagedserve.inputs.prompts import TokensPrompt, check_unicode
 from pagedserve.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def read_chat_template(given: str | Path | None) -> str | None:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
+        raise ConfigError(f"chat_template: cannot read {given}: {reason(error)}") from error
 
 
 def chat_prompt(

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.checks import check_directory
 from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.host_ops.threads import num_compute_threads
 from pagedserve.models.load.bars import Bar
@@ -154,8 +155,7 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"output: {str(path)!r} must end in .gguf, by which files are known")
     if os.path.lexists(path):
         raise ConfigError(f"output: {str(path)!r} exists; give another name, or delete it first")
-    if not path.parent.is_dir():
-        raise ConfigError(f"output: {str(path.parent)!r} is no directory; create it first")
+    check_directory(path)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pagedserve.errors import PagedServeError
+from pagedserve.errors import PagedServeError, RequestError
 from pagedserve.replay.compare import first_difference, load_golden
 from pagedserve.replay.driver import Row, ScenarioDriver
 from pagedserve.replay.log import replay_log
@@ -90,21 +90,29 @@ def _write(path: Path, name: str, rows: Iterable[Row]) -> None:
 def _logs(options: argparse.Namespace) -> str | None:
     """Replay each log of a directory, or a single one; return the first difference."""
     paths, differences = last_parts(options.log), []
+    if options.request:
+        _show_request(paths, options.request)
+        return None
     for path in paths:
-        if options.request:
-            for line in request_steps(path, options.request):
-                print(line)
-        elif path != paths[-1] and not has_first_part(path):
+        if path != paths[-1] and not has_first_part(path):
             print(f"{path}: not run again, its first parts were removed")
         else:
             differences.append(_log(path))
     return next(filter(None, differences), None)
 
 
+def _show_request(paths: Sequence[Path], request_id: str) -> None:
+    lines = [line for path in paths for line in request_steps(path, request_id)]
+    if not lines:
+        raise RequestError(f"no step of {paths[0]} has the request {request_id!r}")
+    print("\n".join(lines))
+
+
 def _log(path: Path) -> str | None:
     replay = replay_log(path)
     note = ", all but the last line, which is cut short" if replay.is_cut else ""
-    print(f"{path}: {replay.num_steps} steps run again{note}")
+    steps = "step" if replay.num_steps == 1 else "steps"
+    print(f"{path}: {replay.num_steps} {steps} run again{note}")
     return replay.difference
 
 

@@ -27,7 +27,7 @@ def request_steps(path: Path, request_id: str) -> Iterator[str]:
             if kind == "add" and _is_named(arguments[0], request_id):
                 groups[arguments[0]["group"]] = arguments[0]["request_id"]
                 num_tokens = len(arguments[0]["token_ids"])
-                yield f"{arguments[0]['request_id']}: came with {num_tokens} tokens"
+                yield f"{arguments[0]['request_id']}: added with {num_tokens} tokens"
             elif kind == "abort" and arguments[0] in groups:
                 yield f"{groups[arguments[0]]}: ended from outside"
         for group, deed in _deeds(line):

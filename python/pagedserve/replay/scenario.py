@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, reason
 
 # Tokens of prompts and outputs are numbers below a prime, from 10 on.
 _PRIME = 31991
@@ -102,7 +102,7 @@ def read_text(path: Path) -> str:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ScenarioError(f"{path} cannot be read: {error}") from error
+        raise ScenarioError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def load_scenario(path: Path) -> Scenario:

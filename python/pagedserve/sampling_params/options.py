@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pagedserve.checks as checks
 import pagedserve.sampling_params.checks as own_checks
-from pagedserve.checks import Check
+from pagedserve.checks import Check, did_you_mean
 from pagedserve.config.options import options_of
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.checks import EarlyStopping
@@ -370,5 +370,5 @@ _CHECKED: Final[dict[str, tuple[Check[object], object, object]]] = {
 
 def unknown_parameter(name: str, value: object) -> RequestError:
     """The error of a name that no parameter has."""
-    accepted = ", ".join(PARAMETERS)
-    return RequestError(f"unknown sampling parameter: {name}={value!r}; accepted: {accepted}")
+    accepted = did_you_mean(name, PARAMETERS) or f"; accepted: {', '.join(PARAMETERS)}"
+    return RequestError(f"unknown sampling parameter: {name}={value!r}{accepted}")

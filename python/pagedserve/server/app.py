@@ -57,7 +57,7 @@ from pagedserve.server.protocol import (
 )
 from pagedserve.server.responses import api as responses_api
 from pagedserve.server.responses.routes import add_responses
-from pagedserve.server.routing import FORM, JSON, STREAMED, answer_id, job_response
+from pagedserve.server.routing import FORM, JSON, STREAMED, add_absent, answer_id, job_response
 from pagedserve.server.speech import speech_job
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
@@ -66,6 +66,13 @@ ABSENT_PATHS: Final = (
     "/v1/audio/speech",
     "/v1/images/{rest:path}",
     "/v1/moderations",
+)
+
+_ADMIN_PATHS: Final = (
+    "/reset_prefix_cache",
+    "/abort_requests",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 )
 
 # Further content types of a transcript, besides JSON.
@@ -100,7 +107,7 @@ def build_app(context: Context, batches: BatchService | None = None) -> ASGIApp:
     add_batches(app, batches, stall_timeout=context.args.stall_timeout)
     _add_pooling(app, context)
     _add_speech(app, context)
-    _add_absent(app)
+    _add_absent(app, context)
     _add_tokens(app, context)
     _add_state(app, context)
     if context.args.enable_admin_routes:
@@ -229,13 +236,13 @@ def _card(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-def _add_absent(app: FastAPI) -> None:
+def _add_absent(app: FastAPI, context: Context) -> None:
     for path in ABSENT_PATHS:
-
-        @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
-        async def absent(request: Request) -> None:
-            name = request.scope["route"].path.removeprefix("/v1/").partition("/{")[0]
-            raise ServerError(501, f"{name} is not supported here")
+        name = path.removeprefix("/v1/").partition("/{")[0]
+        add_absent(app, path, 501, f"{name} is not supported here")
+    if not context.args.enable_admin_routes:
+        for path in _ADMIN_PATHS:
+            add_absent(app, path, 404, f"{path} is off; --enable-admin-routes turns it on")
 
 
 def _add_tokens(app: FastAPI, context: Context) -> None:

@@ -135,7 +135,7 @@ def validated(
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
+        found = error.errors(include_url=False)
         cause = found[0].get("ctx", {}).get("error")
         if isinstance(cause, RequestError):
             raise cause from error

@@ -196,7 +196,12 @@ class Context:
             ServerError: 404, unknown model.
         """
         if asked is not None and asked not in self.names and self.adapters.get(asked) is None:
-            raise ServerError(404, f"The model `{asked}` does not exist.", param="model")
+            raise ServerError(
+                404,
+                f"The model `{asked}` does not exist; this server has `{self.names[0]}` "
+                "(v1/models lists all).",
+                param="model",
+            )
         return asked or self.names[0]
 
 

@@ -3,6 +3,7 @@
 Messages contain the given value and what is accepted; never paths, addresses or tracebacks.
 """
 
+import json
 import logging
 import re
 import traceback
@@ -37,6 +38,9 @@ _TYPES: Final = {
 # Maximum length of messages about invalid bodies.
 _MAX_PROBLEMS: Final = 10
 _MAX_CHARS: Final = 1000
+_MAX_GIVEN: Final = 80
+# What most messages of pydantic begin with.
+_MUST: Final = "Input should be "
 # A JSON pointer into the client's body is not a path, and is kept.
 _PRIVATE: Final = re.compile(r"(#(?:/[^\s/]*)+)|(?:/[\w.\-]+){2,}|0x[0-9a-fA-F]{6,}")
 
@@ -125,13 +129,32 @@ def _known(error: BaseException) -> ServerError | None:
 def problems(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """Describe validation errors, and return the first invalid field; None for the whole body.
 
-    One line per field; values that were given are shortened.
+    One sentence per field; values that were given are shortened.
     """
-    found = []
-    for problem in errors[:_MAX_PROBLEMS]:
-        place = ".".join(str(part) for part in problem["loc"] if part != "body")
-        # pydantic's message names a class of this package.
-        message = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
-        found.append(f"{place or 'the body'}: {message}"[:_MAX_CHARS])
+    found = [_problem(problem)[:_MAX_CHARS] for problem in errors[:_MAX_PROBLEMS]]
     first = [part for part in errors[0]["loc"] if part != "body"]
     return "; ".join(found), first[0] if first and isinstance(first[0], str) else None
+
+
+def _problem(problem: Mapping[str, Any]) -> str:
+    """Describe a validation error of pydantic or FastAPI: what was given, and what is accepted."""
+    place = ".".join(str(part) for part in problem["loc"] if part != "body")
+    message = problem["msg"]
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON: {problem['ctx']['error']} at character {place}"
+    if problem["type"] == "missing":
+        return f"{place or 'the body'} is missing; it is required"
+    if problem["type"] == "model_type":  # the message names a class of this package
+        message = f"{_MUST}an object"
+    if not message.startswith(_MUST):
+        return f"{place or 'the body'}: {message}"
+    accepted = message.removeprefix(_MUST).partition(", unable to ")[0]
+    return f"{place or 'the body'} is {_shown(problem['input'])}; it must be {accepted}"
+
+
+def _shown(given: object) -> str:
+    """A value as JSON, shortened; of a list or an object only what it is."""
+    if isinstance(given, list | Mapping):
+        return "a list" if isinstance(given, list) else "an object"
+    cut = given[:_MAX_GIVEN] if isinstance(given, str) else given
+    return json.dumps(cut, ensure_ascii=False, default=str)[: _MAX_GIVEN + 2]

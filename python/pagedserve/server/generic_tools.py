@@ -58,7 +58,7 @@ _JSON_OPTIONS: Final = {
 }
 _CALL: Final = rf"""call: "\n" %json {{schema}} "\n{END}"
 """
-# The name is JSON here too: of two lexemes with one beginning the lexer follows the longer alone.
+# The name is JSON here too: of two lexemes with one prefix the lexer follows only the longer.
 # The input may have any text, the end of a call as well, which therefore may be left out.
 _INPUT: Final = rf"""{{rule}}: "\n" %json {{name}} "\n" %lark {{{{
 {{grammar}}

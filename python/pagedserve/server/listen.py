@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, reason
 from pagedserve.server.options import ServerArgs
 
 
@@ -38,7 +38,7 @@ def listen(args: ServerArgs) -> Listener:
         return Listener(_unix_socket(Path(args.uds)), tls, f"the socket {args.uds}")
     is_ipv6 = ":" in args.host
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    with _refusing(f"cannot listen at host {args.host}, port {args.port}"):
+    with _refusing(f"cannot listen at --host {args.host}, --port {args.port}"):
         taken = socket.create_server((args.host, args.port), family=family)
     host = f"[{args.host}]" if is_ipv6 else args.host
     scheme = "http" if tls is None else "https"
@@ -86,7 +86,8 @@ def _tls(args: ServerArgs) -> ssl.SSLContext | None:
             "ssl_cert_reqs requires client certificates; give ssl_ca_certs, which verifies them"
         )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with _refusing(f"cannot use ssl_certfile {certificate} with ssl_keyfile {key}"):
+    shown = "" if key is None else f" with ssl_keyfile {key}"
+    with _refusing(f"cannot use ssl_certfile {certificate}{shown}"):
         tls.load_cert_chain(certificate, key, _no_password)
     tls.verify_mode = ssl.VerifyMode(args.ssl_cert_reqs)
     if authorities is not None:
@@ -106,5 +107,5 @@ def _refusing(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise ConfigError(f"{what}: {reason}") from error
+        failed = reason(error).partition(" (while attempting to bind")[0]  # the address again
+        raise ConfigError(f"{what}: {failed}") from error

@@ -95,21 +95,30 @@ def log_http(scope: Scope, seconds: float) -> None:
 
 
 def _fields(job: Job, error: ServerError | None) -> dict[str, Any]:
-    usage = job.usage
     is_left = error is None and len(job.last) < job.num_prompts
     return {
         "request_id": job.answer_id,
         "model": job.model,
         "status": error.status if error is not None else CLIENT_GONE if is_left else _OK,
         "num_prompts": job.num_prompts,
-        "prompt_tokens": sum(usage.prompt_tokens.values()),
-        "cached_tokens": sum(usage.cached_tokens.values()),
-        "completion_tokens": usage.completion_tokens,
+        **_counts(job),
         **_times(job),
         "e2e_seconds": round(request_time() - job.arrival_time, 6),
         "finish_reasons": job.finishes,
         "client_gone": is_left,
         "error": None if error is None else _reason(error),
+    }
+
+
+def _counts(job: Job) -> dict[str, int | None]:
+    """Numbers of tokens; None if no output came, as of a whole answer whose client left."""
+    usage = job.usage
+    if not usage.prompt_tokens:
+        return dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"))
+    return {
+        "prompt_tokens": sum(usage.prompt_tokens.values()),
+        "cached_tokens": sum(usage.cached_tokens.values()),
+        "completion_tokens": usage.completion_tokens,
     }
 
 
@@ -141,13 +150,14 @@ def _reason(error: ServerError) -> str:
 
 
 def _readable(fields: Mapping[str, Any]) -> str:
-    parts = [
-        f"prompts {fields['num_prompts']}",
-        f"prompt {fields['prompt_tokens']} tokens",
-        f"cached {fields['cached_tokens']}",
-        f"new {fields['completion_tokens']}",
-        f"{fields['e2e_seconds']:.3f} s",
-    ]
+    parts = [f"prompts {fields['num_prompts']}"]
+    if fields["prompt_tokens"] is not None:
+        parts += [
+            f"prompt {fields['prompt_tokens']} tokens",
+            f"cached {fields['cached_tokens']}",
+            f"new {fields['completion_tokens']}",
+        ]
+    parts.append(f"{fields['e2e_seconds']:.3f} s")
     durations = {name: fields[f"{name}_seconds"] for name in ("queue", "ttft", "tpot")}
     parts += [f"{name} {time:.3f} s" for name, time in durations.items() if time is not None]
     if fields["num_preemptions"] is not None:

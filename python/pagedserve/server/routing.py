@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from fastapi import Depends, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 
 from pagedserve.engine.stats import request_time
@@ -64,3 +64,11 @@ def _request_ended(job: Job, request: Request, error: ServerError | None) -> Non
         job.context.tracer.request_ended(
             span_attributes(job, seconds), seconds, headers=request.headers, error=error
         )
+
+
+def add_absent(app: FastAPI, path: str, status: int, message: str) -> None:
+    """Add a route that this server does not answer; the message says why."""
+
+    @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def absent() -> None:
+        raise ServerError(status, message)

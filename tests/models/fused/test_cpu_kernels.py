@@ -111,7 +111,7 @@ def test_older_cpus_give_the_same_logits(
 
 def test_instructions_that_no_cpu_has_are_refused(save_tiny: SaveTiny) -> None:
     config = EngineArgs(model=str(save_tiny("llama")), cpu_instructions="mmx")
-    with pytest.raises(ConfigError, match=r'cpu_instructions is "mmx"; this CPU has \["portable"'):
+    with pytest.raises(ConfigError, match=r'cpu_instructions, .*, is "mmx"; this CPU has portable'):
         load_model(config, torch.device("cpu"))
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import BinaryIO, Final, NamedTuple
 
 from pagedserve.engine.lanes import Lanes
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, reason
 
 # Maximum size of a line, that of a server's body by default; more of a longer one is not kept.
 MAX_LINE_BYTES: Final = 32 << 20
@@ -87,8 +87,7 @@ def input_file(path: str) -> Iterator[InputFile]:
     try:
         file = open(_STDIN if is_stdin else path, "rb", 0, closefd=not is_stdin)  # noqa: SIM115  # below
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"input_file: cannot read {path}: {reason}") from error
+        raise ConfigError(f"input_file: cannot read {path}: {reason(error)}") from error
     with file:
         yield InputFile(file, _num_lines(file))
 

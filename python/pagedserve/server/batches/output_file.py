@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, reason
 from pagedserve.server.batches.input_file import BatchLine
 from pagedserve.server.batches.requests import BatchRequest, LineError
 from pagedserve.server.files.lock import lock_file
@@ -207,8 +207,7 @@ def output_file(path: str, source: BinaryIO) -> Iterator[OutputFile]:
 
 
 def _unwritable(path: str, error: Exception) -> ConfigError:
-    reason = error.strerror if isinstance(error, OSError) else error
-    return ConfigError(f"output_file: cannot write {path}: {reason}")
+    return ConfigError(f"output_file: cannot write {path}: {reason(error)}")
 
 
 def _check_file(path: str, file: BinaryIO, source: BinaryIO) -> None:

@@ -6,10 +6,9 @@ from fastapi import FastAPI, Query, Request
 
 from pagedserve.server.batches.objects import BatchBody, BatchList, BatchObject
 from pagedserve.server.batches.service import BatchService
-from pagedserve.server.errors import ServerError
 from pagedserve.server.files.records import Page
 from pagedserve.server.files.routes import add_files
-from pagedserve.server.routing import JSON
+from pagedserve.server.routing import JSON, add_absent
 
 _PATHS: Final = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
 
@@ -23,7 +22,9 @@ def add_batches(app: FastAPI, service: BatchService | None, *, stall_timeout: fl
         stall_timeout: Seconds without a read after which a client is disconnected.
     """
     if service is None:
-        _add_absent(app)
+        text = "files and batches are off; --batch-directory DIRECTORY turns them on"
+        for path in _PATHS:
+            add_absent(app, path, 404, text)
         return
     add_files(app, service.files, service.check_unused, stall_timeout=stall_timeout)
 
@@ -50,12 +51,3 @@ def add_batches(app: FastAPI, service: BatchService | None, *, stall_timeout: fl
     async def cancel_batch(batch_id: str, request: Request) -> BatchObject:
         """Cancel a batch, which keeps the responses that it has."""
         return service.cancel(request.scope["owner"], batch_id)
-
-
-def _add_absent(app: FastAPI) -> None:
-    for path in _PATHS:
-
-        @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
-        async def absent() -> None:
-            text = "files and batches are off; --batch-directory DIRECTORY turns them on"
-            raise ServerError(404, text)

@@ -4,7 +4,7 @@ import fcntl
 from pathlib import Path
 from typing import BinaryIO
 
-from pagedserve.errors import ConfigError
+from pagedserve.errors import ConfigError, reason
 
 
 def lock_directory(path: str) -> BinaryIO:
@@ -24,8 +24,7 @@ def lock_directory(path: str) -> BinaryIO:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("ab")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"batch_directory: cannot use {path}: {reason}") from error
+        raise ConfigError(f"batch_directory: cannot use {path}: {reason(error)}") from error
     try:
         lock_file(file, f"batch_directory: another process uses {path}")
     except ConfigError:

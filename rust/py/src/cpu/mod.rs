@@ -144,9 +144,9 @@ pub(crate) fn use_instructions(name: Option<&str>) -> PyResult<()> {
     let place =
         INSTRUCTION_SETS.iter().position(|(other, set)| *other == name && set.is_available());
     let Some(place) = place else {
-        let accepted = instruction_sets();
+        let accepted = instruction_sets().join(", ");
         return Err(to_py(&Error::Config(format!(
-            "cpu_instructions is {name:?}; this CPU has {accepted:?}"
+            "cpu_instructions, or PAGEDSERVE_CPU_INSTRUCTIONS, is {name:?}; this CPU has {accepted}"
         ))));
     };
     IN_USE.store(place, Ordering::Relaxed);
