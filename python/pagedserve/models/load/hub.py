@@ -215,7 +215,7 @@ def _fetch(hub: Hub, name: str, repo_id: str, part: Part, options: HubOptions) -
         raise ModelLoadError(
             f"{what} {name!r} is not a path, not in the hub cache, and fetching hub id {repo_id!r} "
             f"from {hub.name} failed: {reason}; accepted are a path, or a hub id whose files are "
-            "here or can be fetched"
+            "in the cache or can be fetched"
         ) from error
 
 
