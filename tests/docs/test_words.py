@@ -67,9 +67,8 @@ _CODE: Final = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 
 
 def pages() -> Texts:
-    """The README, the changelog and the pages under docs, without code, links and made tables."""
-    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-    for path in paths:
+    """The pages at the top and under docs, without code, links and made tables."""
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]:
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
