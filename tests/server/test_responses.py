@@ -14,9 +14,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, Field, TypeAdapter
 
+from pagedserve.server.errors import ServerError
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.responses.items import ITEMS, items_of, messages_of
 from pagedserve.server.responses.objects import ResponseObject
+from pagedserve.server.responses.store import ResponseStore, Stored
 from tests.server.conftest import Serve, Served
 from tests.server.test_life import slowly
 from tests.support.formula import EOS, FormulaModel, byte_tokenizer
@@ -531,6 +533,15 @@ def test_the_oldest_are_dropped() -> None:
         answer = create(client, **says("a"))
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(answer.id)
+
+
+def test_a_response_that_is_stored_is_not_in_progress() -> None:
+    store, key = ResponseStore(max_bytes=0), (b"owner", "resp_1")
+    store.running[key] = dict
+    store.put(key, Stored(b"{}", b"[]", None))
+    assert not store.running
+    with pytest.raises(ServerError, match="no response 'resp_1' is stored"):
+        store.get(key)
 
 
 def test_cancel_ends_a_response_in_progress(serve: Serve) -> None:

@@ -2,6 +2,8 @@
 
 Entries are JSON, so that their size is that of their bytes.  The least recently used are dropped
 first.  Each belongs to the API key of its request, and does not exist for any other key.
+
+Invariant: a response is in progress or stored, never both: a client that has it may delete it.
 """
 
 import json
@@ -64,7 +66,8 @@ class ResponseStore:
     _stored: OrderedDict[Key, Stored] = field(default_factory=OrderedDict)
 
     def put(self, key: Key, stored: Stored) -> None:
-        """Store a response; drop the least recently used ones beyond the bound."""
+        """Store a response, which has ended; drop the least recently used ones beyond the bound."""
+        self.running.pop(key, None)
         self._stored[key] = stored
         self.num_bytes += stored.num_bytes
         while self.num_bytes > self.max_bytes:
