@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.errors import RequestError
+from pagedserve.server.tool_schemas import schema_of_object
 
 if TYPE_CHECKING:  # it imports numpy, and the options of the server name the tools' formats
     from pagedserve.inputs.chat import Conversation, Message
@@ -40,12 +41,7 @@ def schema_of_input(regex: str | None) -> dict[str, Any]:
         regex: Regular expression of the whole input; None accepts any text.
     """
     held = {} if regex is None else {"pattern": f"^(?:{regex})$"}
-    return {
-        "type": "object",
-        "properties": {_INPUT: {"type": "string", **held}},
-        "required": [_INPUT],
-        "additionalProperties": False,
-    }
+    return schema_of_object({_INPUT: {"type": "string", **held}})
 
 
 def input_part(text: str) -> str:

@@ -21,7 +21,7 @@ from pagedserve.errors import RequestError
 from pagedserve.server.custom_tools import InputReader
 from pagedserve.server.grammar_calls import END, JSON_NAME
 from pagedserve.server.tool_readers import Schemas
-from pagedserve.server.tool_schemas import schema_of_call
+from pagedserve.server.tool_schemas import schema_of_call, schema_of_object
 
 if TYPE_CHECKING:  # it imports numpy, and the options of the server name the format
     from pagedserve.inputs.chat import Conversation, Message
@@ -106,7 +106,8 @@ def grammar_of_calls(
         last.append('call "\\n"?')
     for number, (name, grammar) in enumerate((inputs or {}).items()):
         last.append(f"input_{number}")
-        rules += _INPUT.format(rule=last[-1], name=json.dumps(_named(name)), grammar=grammar)
+        named = {**schema_of_object({"name": {"const": name}}), "x-guidance": _JSON_OPTIONS}
+        rules += _INPUT.format(rule=last[-1], name=json.dumps(named), grammar=grammar)
     calls = f"({' | '.join(last)})"
     if several and schemas:
         calls = f'(call "\\n"? "{START}")* {calls}'
@@ -117,17 +118,6 @@ def grammar_of_calls(
         held = {**answer, "x-guidance": _JSON_OPTIONS} if isinstance(answer, Mapping) else answer
         text, opened = f"%json {json.dumps(held)}", _JSON_TEXT
     return f"start: {text} | opened {calls}\n{opened}\n{rules}"
-
-
-def _named(name: str) -> dict[str, Any]:
-    """Schema of an object with a name alone."""
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}},
-        "required": ["name"],
-        "additionalProperties": False,
-        "x-guidance": _JSON_OPTIONS,
-    }
 
 
 def plain_conversation(

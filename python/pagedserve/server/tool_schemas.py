@@ -41,6 +41,16 @@ def check_parameters(name: str, schema: Mapping[str, Any]) -> None:
         )
 
 
+def schema_of_object(properties: dict[str, Any]) -> dict[str, Any]:
+    """Schema of an object with these properties, all of them and no others."""
+    return {
+        "type": _OBJECT,
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def schema_of_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Schema of a tool's parameters, restricted to objects."""
     return {**schema, "type": _OBJECT}
@@ -86,14 +96,7 @@ def schema_of_call(schemas: Schemas, *, key: str) -> dict[str, Any]:
         arguments = {"$ref": f"#/$defs/{place}"}
         if schema.get("type") != _OBJECT:
             arguments["type"] = _OBJECT
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, key: arguments},
-                "required": ["name", key],
-                "additionalProperties": False,
-            }
-        )
+        calls.append(schema_of_object({"name": {"const": name}, key: arguments}))
     return {"anyOf": calls, "$defs": definitions}
 
 
