@@ -1,7 +1,8 @@
 //! Instruction sets, and how a kernel is run with one.
 #![expect(unsafe_code, reason = "runs kernels whose instructions the caller has")]
 
-use crate::vectors::Kernel;
+use crate::portable::Portable;
+use crate::vectors::{Instructions, Kernel};
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{Avx2, Avx512};
 
@@ -73,58 +74,16 @@ impl InstructionSet {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             match self {
-                Self::Avx2 => return kernel.run_avx2(),
-                Self::Avx512 => return kernel.run_avx512(),
-                Self::Avx512BFloat16 => return kernel.run_avx512_bf16(),
+                Self::Avx2 => return Avx2::call(kernel),
+                Self::Avx512 => return Avx512::<false>::call(kernel),
+                Self::Avx512BFloat16 => return Avx512::<true>::call(kernel),
                 Self::Portable | Self::Neon => {}
             }
             #[cfg(target_arch = "aarch64")]
             if self == Self::Neon {
-                return kernel.run::<crate::neon::Neon>();
+                return crate::neon::Neon::call(kernel);
             }
-            kernel.run::<crate::portable::Portable>();
+            Portable::call(kernel);
         }
     }
 }
-
-/// A kernel with the instructions of a set.
-///
-/// Methods of each kernel, not functions: the compiler divides a crate among cores by module, and
-/// these belong to the module of the kernel.
-#[cfg(target_arch = "x86_64")]
-trait X86Kernel: Kernel + Sized {
-    /// Runs it with AVX2, FMA and F16C.
-    ///
-    /// # Safety
-    /// As the kernel's; the CPU has all three.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn run_avx2(self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.run::<Avx2>() }
-    }
-
-    /// Runs it with AVX-512.
-    ///
-    /// # Safety
-    /// As the kernel's; the CPU has the instructions.
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn run_avx512(self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.run::<Avx512<false>>() }
-    }
-
-    /// Runs it with AVX-512 and its dot products of bfloat16 and of bytes.
-    ///
-    /// # Safety
-    /// As the kernel's; the CPU has the instructions.
-    #[target_feature(
-        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"
-    )]
-    unsafe fn run_avx512_bf16(self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.run::<Avx512<true>>() }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<K: Kernel> X86Kernel for K {}

@@ -8,9 +8,11 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 #![expect(clippy::needless_range_loop, reason = "constant bounds over several arrays at once")]
 
+use std::marker::PhantomData;
+
 use crate::element::{Element, Lane};
 use crate::number::PANEL;
-use crate::vectors::Vectors;
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 /// Rows of one operand and of the result.
 #[derive(Clone, Copy)]
@@ -73,20 +75,25 @@ pub(crate) fn tile_vectors<I: Vectors>(left: usize) -> usize {
 /// Calls a tile of the right size for each group of rows, groups as equal as can be.
 macro_rules! for_groups {
     (
-        $rows:ident, $num_rows:ident, $kernel:ident<$($kind:ident),+>, $vectors:literal,
+        $rows:ident, $num_rows:ident, $kernel:ident<$($kind:ident),+>, $vectors:ident,
         $($argument:expr),*
     ) => {{
         let (mut rows, mut left) = ($rows, $num_rows);
         let mut groups = left.div_ceil(I::MAX_ROWS);
+        macro_rules! tile {
+            ($size:literal) => {
+                $kernel::<$($kind),+, $size, $vectors>(rows, $($argument),*)
+            };
+        }
         while groups > 0 {
             let size = left.div_ceil(groups);
             match size {
-                1 => $kernel::<$($kind),+, 1, $vectors>(rows, $($argument),*),
-                2 => $kernel::<$($kind),+, 2, $vectors>(rows, $($argument),*),
-                3 if I::MAX_ROWS >= 3 => $kernel::<$($kind),+, 3, $vectors>(rows, $($argument),*),
-                4 if I::MAX_ROWS >= 4 => $kernel::<$($kind),+, 4, $vectors>(rows, $($argument),*),
-                5 if I::MAX_ROWS >= 5 => $kernel::<$($kind),+, 5, $vectors>(rows, $($argument),*),
-                _ if I::MAX_ROWS >= 6 => $kernel::<$($kind),+, 6, $vectors>(rows, $($argument),*),
+                1 => tile!(1),
+                2 => tile!(2),
+                3 if const { I::MAX_ROWS >= 3 } => tile!(3),
+                4 if const { I::MAX_ROWS >= 4 } => tile!(4),
+                5 if const { I::MAX_ROWS >= 5 } => tile!(5),
+                6 if const { I::MAX_ROWS >= 6 } => tile!(6),
                 _ => unreachable!("a group has no more rows than the largest tile"),
             }
             (left, groups) = (left - size, groups - 1);
@@ -103,7 +110,7 @@ macro_rules! for_groups {
 /// The CPU has the instructions; rows have `depth` units, panels `depth * 16` lanes, results 16
 /// numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] returns.
 #[inline(always)]
-pub(crate) unsafe fn scores<I: Vectors, E: Element, L: Lane>(
+pub(crate) unsafe fn scores<I: Instructions, E: Element, L: Lane>(
     rows: Rows,
     num_rows: usize,
     panels: &[*const L],
@@ -113,15 +120,40 @@ pub(crate) unsafe fn scores<I: Vectors, E: Element, L: Lane>(
     // SAFETY: the caller's promise.
     unsafe {
         match *panels {
-            [a, b, c, d] if I::MAX_VECTORS >= 4 => {
-                for_groups!(rows, num_rows, scores_tile<I, E, L>, 4, [a, b, c, d], depth, factor);
+            [a, b, c, d] if const { I::MAX_VECTORS >= 4 } => {
+                I::call(Scores::<E, L, 4>::new(rows, num_rows, [a, b, c, d], depth, factor));
             }
-            [a, b] if I::MAX_VECTORS >= 2 => {
-                for_groups!(rows, num_rows, scores_tile<I, E, L>, 2, [a, b], depth, factor);
+            [a, b] if const { I::MAX_VECTORS >= 2 } => {
+                I::call(Scores::<E, L, 2>::new(rows, num_rows, [a, b], depth, factor));
             }
-            [a] => for_groups!(rows, num_rows, scores_tile<I, E, L>, 1, [a], depth, factor),
+            [a] => I::call(Scores::<E, L, 1>::new(rows, num_rows, [a], depth, factor)),
             _ => unreachable!("a tile has 1, 2 or 4 vectors"),
         }
+    }
+}
+
+/// Scores with the keys of `N` panels.
+struct Scores<E, L, const N: usize> {
+    rows: Rows,
+    num_rows: usize,
+    panels: [*const L; N],
+    depth: usize,
+    factor: f32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, L: Lane, const N: usize> Scores<E, L, N> {
+    fn new(rows: Rows, num_rows: usize, panels: [*const L; N], depth: usize, factor: f32) -> Self {
+        Self { rows, num_rows, panels, depth, factor, element: PhantomData }
+    }
+}
+
+impl<E: Element, L: Lane, const N: usize> Kernel for Scores<E, L, N> {
+    #[inline(always)]
+    unsafe fn run<I: Instructions>(self) {
+        let Self { rows, num_rows, panels, depth, factor, .. } = self;
+        // SAFETY: the promise of `scores`.
+        unsafe { for_groups!(rows, num_rows, scores_tile<I, E, L>, N, panels, depth, factor) };
     }
 }
 
@@ -167,32 +199,65 @@ unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
     }
 }
 
-/// Sums of values by weight, for all rows and some vectors of columns.
+/// Sums of values by weight, for all rows and columns.
 ///
 /// # Safety
-/// The CPU has the instructions; rows have the weights that the segments name; `columns` is
-/// the distance of rows of values, and from `first` on 16 columns a vector exist.
+/// The CPU has the instructions; rows have the weights that the segments name; values and results
+/// have `columns` columns, whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn values<I: Vectors, E: Element, L: Lane>(
+pub(crate) unsafe fn values<I: Instructions, E: Element, L: Lane>(
     rows: Rows,
     num_rows: usize,
     segments: &[Segment<L>],
     columns: usize,
-    first: usize,
-    num_vectors: usize,
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match num_vectors {
-            4 if I::MAX_VECTORS >= 4 => {
-                for_groups!(rows, num_rows, values_tile<I, E, L>, 4, segments, columns, first);
+    let mut first = 0;
+    while first < columns {
+        let num_vectors = tile_vectors::<I>((columns - first) / PANEL);
+        let rows = Rows { result: rows.result.wrapping_add(first), ..rows };
+        let columns = (first, columns);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match num_vectors {
+                4 if const { I::MAX_VECTORS >= 4 } => {
+                    I::call(Values::<E, L, 4>::new(rows, num_rows, segments, columns));
+                }
+                2 if const { I::MAX_VECTORS >= 2 } => {
+                    I::call(Values::<E, L, 2>::new(rows, num_rows, segments, columns));
+                }
+                _ => I::call(Values::<E, L, 1>::new(rows, num_rows, segments, columns)),
             }
-            2 if I::MAX_VECTORS >= 2 => {
-                for_groups!(rows, num_rows, values_tile<I, E, L>, 2, segments, columns, first);
-            }
-            1 => for_groups!(rows, num_rows, values_tile<I, E, L>, 1, segments, columns, first),
-            _ => unreachable!("a tile has 1, 2 or 4 vectors"),
         }
+        first += num_vectors * PANEL;
+    }
+}
+
+/// Sums for `N` vectors of columns, from the first of all columns on.
+struct Values<'a, E, L, const N: usize> {
+    rows: Rows,
+    num_rows: usize,
+    segments: &'a [Segment<L>],
+    columns: (usize, usize),
+    element: PhantomData<E>,
+}
+
+impl<'a, E: Element, L: Lane, const N: usize> Values<'a, E, L, N> {
+    fn new(
+        rows: Rows,
+        num_rows: usize,
+        segments: &'a [Segment<L>],
+        columns: (usize, usize),
+    ) -> Self {
+        Self { rows, num_rows, segments, columns, element: PhantomData }
+    }
+}
+
+impl<E: Element, L: Lane, const N: usize> Kernel for Values<'_, E, L, N> {
+    #[inline(always)]
+    unsafe fn run<I: Instructions>(self) {
+        let Self { rows, num_rows, segments, columns: (first, columns), .. } = self;
+        // SAFETY: the promise of `values`.
+        unsafe { for_groups!(rows, num_rows, values_tile<I, E, L>, N, segments, columns, first) };
     }
 }
 

@@ -33,18 +33,18 @@ mod weights;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
-use crate::bytes::{BytePanels, ByteRows, Dots, Part, quantise_rows, sum_panel};
+use crate::bytes::{BytePanels, ByteRows, Part, quantise_rows, sum_panel};
 use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::isa::InstructionSet;
-use crate::kernel::{self, Segment, tile_vectors, unpack};
+use crate::kernel::{self, Segment, unpack};
 use crate::lora::{Adapters, Additions};
 use crate::math::{gelu_tanh, silu};
 use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
-use crate::vectors::{Kernel, Vectors};
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 pub use weights::{Panels, Weights};
 
@@ -327,40 +327,31 @@ struct Sums([MaybeUninit<f32>; MANY_ROWS * PANEL_FEATURES]);
 
 impl Kernel for Item<'_> {
     #[inline(always)]
-    unsafe fn run<I: Dots>(self) {
+    unsafe fn run<I: Instructions>(self) {
         let Self { product, item } = self;
-        let (dtype, output_dtype) = (product.weights.dtype, product.output_dtype);
-        // SAFETY: the caller's promise.
+        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
+        let sums = sums.0.as_mut_ptr().cast::<f32>();
+        // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
-            match product.weights.panels {
-                Panels::Units(units) => match (dtype, product.rows, output_dtype) {
-                    (DType::Float32, ..) => product.multiply::<I, f32, f32, _>(units, item),
-                    (DType::BFloat16, DType::Float32, DType::Float32) => {
-                        product.multiply_unpacked::<I, f32>(units, item);
-                    }
-                    (DType::BFloat16, DType::Float32, _) => {
-                        product.multiply_unpacked::<I, BFloat16>(units, item);
-                    }
-                    (DType::BFloat16, _, DType::Float32) => {
-                        product.multiply::<I, BFloat16, f32, _>(units, item);
-                    }
-                    (DType::BFloat16, ..) => {
-                        product.multiply::<I, BFloat16, BFloat16, _>(units, item);
-                    }
-                    (DType::Float16, _, DType::Float32) => {
-                        product.multiply::<I, Float16, f32, _>(units, item);
-                    }
-                    (DType::Float16, ..) => {
-                        product.multiply::<I, Float16, Float16, _>(units, item);
-                    }
-                },
-                Panels::Int8 { values, .. } => match output_dtype {
-                    DType::Float32 => product.multiply::<I, f32, f32, _>(values, item),
-                    DType::BFloat16 => product.multiply::<I, f32, BFloat16, _>(values, item),
-                    DType::Float16 => product.multiply::<I, f32, Float16, _>(values, item),
-                },
-                Panels::Bytes(_) => unreachable!("an item of bytes is another kernel"),
+            match (product.weights.panels, product.weights.dtype, product.rows) {
+                (Panels::Units(units), DType::Float32, _) => {
+                    product.multiply::<I, f32, _>(units, item, sums);
+                }
+                (Panels::Units(units), DType::BFloat16, DType::Float32) => {
+                    product.multiply_unpacked::<I>(units, item, sums);
+                }
+                (Panels::Units(units), DType::BFloat16, _) => {
+                    product.multiply::<I, BFloat16, _>(units, item, sums);
+                }
+                (Panels::Units(units), DType::Float16, _) => {
+                    product.multiply::<I, Float16, _>(units, item, sums);
+                }
+                (Panels::Int8 { values, .. }, ..) => {
+                    product.multiply::<I, f32, _>(values, item, sums);
+                }
+                (Panels::Bytes(_), ..) => unreachable!("an item of bytes is another kernel"),
             }
+            product.end_item::<I>(item, sums);
         }
     }
 }
@@ -375,7 +366,7 @@ struct ByteItem<'a> {
 
 impl Kernel for ByteItem<'_> {
     #[inline(always)]
-    unsafe fn run<I: Dots>(self) {
+    unsafe fn run<I: Instructions>(self) {
         let Self { product, panels, rows, item } = self;
         let (panel, first, num) = product.rows_of(item);
         let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
@@ -384,22 +375,19 @@ impl Kernel for ByteItem<'_> {
         unsafe {
             let part = Part { rows, first, num };
             sum_panel::<I>(&panels, product.weights.in_features, panel, part, sums);
-            match product.output_dtype {
-                DType::Float32 => product.end_item::<I, f32>(item, sums),
-                DType::BFloat16 => product.end_item::<I, BFloat16>(item, sums),
-                DType::Float16 => product.end_item::<I, Float16>(item, sums),
-            }
+            product.end_item::<I>(item, sums);
         }
     }
 }
 
 impl Product<'_> {
-    /// Computes an item of rows of `E` with lanes of `L`, whose result is stored as `O`.
+    /// Sums of an item of rows of `E` with lanes of `L`, `[rows][64]`.
     #[inline(always)]
-    unsafe fn multiply<I: Vectors, E: Element, O: Element, L: Lane>(
+    unsafe fn multiply<I: Instructions, E: Element, L: Lane>(
         &self,
         panels: &[L],
         item: usize,
+        sums: *mut f32,
     ) {
         let depth = self.weights.depth();
         let segment = |panel: usize, start: usize, len: usize| {
@@ -408,12 +396,17 @@ impl Product<'_> {
             Segment { values, weight: start, len, ahead }
         };
         // SAFETY: the caller's promise; segments are those of the panels.
-        unsafe { self.multiply_segments::<I, E, O, L>(segment, item) };
+        unsafe { self.sum::<I, E, L>(segment, item, sums) };
     }
 
-    /// Computes an item of float32 rows with pairs of bfloat16, widened a block at a time.
+    /// Sums of an item of float32 rows with pairs of bfloat16, widened a block at a time.
     #[inline(always)]
-    unsafe fn multiply_unpacked<I: Vectors, O: Element>(&self, panels: &[u32], item: usize) {
+    unsafe fn multiply_unpacked<I: Instructions>(
+        &self,
+        panels: &[u32],
+        item: usize,
+        sums: *mut f32,
+    ) {
         let depth = self.weights.depth();
         let mut scratch = BLOCK.take();
         let [block] = pieces(&mut scratch, [2 * BLOCK_UNITS * PANEL_FEATURES]);
@@ -425,26 +418,8 @@ impl Product<'_> {
             Segment { values, weight: 2 * start, len: 2 * len, ahead: values }
         };
         // SAFETY: the caller's promise; segments are the panels' numbers in their order.
-        unsafe { self.multiply_segments::<I, f32, O, u32>(segment, item) };
+        unsafe { self.sum::<I, f32, u32>(segment, item, sums) };
         BLOCK.set(scratch);
-    }
-
-    /// Computes an item; `segment` returns a part of a panel, by its first unit and their number.
-    #[inline(always)]
-    unsafe fn multiply_segments<I: Vectors, E: Element, O: Element, L: Lane>(
-        &self,
-        segment: impl Fn(usize, usize, usize) -> Segment<L>,
-        item: usize,
-    ) {
-        let (panel, first_row, num_rows) = self.rows_of(item);
-        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
-        let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: the caller's promise; `sums` can hold the item's rows.
-        unsafe {
-            let segment = |start, len| segment(panel, start, len);
-            self.sum::<I, E, L>(segment, first_row, num_rows, sums);
-            self.end_item::<I, O>(item, sums);
-        }
     }
 
     /// Panel of an item, its first row and the number of its rows.
@@ -456,7 +431,7 @@ impl Product<'_> {
 
     /// Writes the outputs of an item's sums.
     #[inline(always)]
-    unsafe fn end_item<I: Vectors, O: Element>(&self, item: usize, sums: *mut f32) {
+    unsafe fn end_item<I: Instructions>(&self, item: usize, sums: *mut f32) {
         let (panel, first_row, num_rows) = self.rows_of(item);
         // SAFETY: panel and rows exist; `sums` has the item's rows.
         unsafe {
@@ -468,48 +443,42 @@ impl Product<'_> {
                 additions.add::<I>(panel, first_added + first_row, num_rows, sums);
             }
             for row in 0..num_rows {
-                let sums = sums.add(row * PANEL_FEATURES);
-                self.finish::<I, O>(panel, first_row + row, sums);
+                let (row, sums) = (first_row + row, sums.add(row * PANEL_FEATURES));
+                match self.output_dtype {
+                    DType::Float32 => self.finish::<I, f32>(panel, row, sums),
+                    DType::BFloat16 => self.finish::<I, BFloat16>(panel, row, sums),
+                    DType::Float16 => self.finish::<I, Float16>(panel, row, sums),
+                }
             }
         }
     }
 
+    /// Sums of an item, `[rows][64]`; `segment` returns a part of a panel, by its first unit and
+    /// their number.
     #[inline(always)]
-    unsafe fn sum<I: Vectors, E: Element, L: Lane>(
+    unsafe fn sum<I: Instructions, E: Element, L: Lane>(
         &self,
-        segment: impl Fn(usize, usize) -> Segment<L>,
-        first_row: usize,
-        num_rows: usize,
+        segment: impl Fn(usize, usize, usize) -> Segment<L>,
+        item: usize,
         sums: *mut f32,
     ) {
+        let (panel, first_row, num_rows) = self.rows_of(item);
         let depth = self.weights.depth();
         let unit_stride = self.input.stride / E::PER_UNIT;
         #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
         let units = self.input.pointer.cast::<u32>().wrapping_add(first_row * unit_stride);
         for start in (0..depth).step_by(BLOCK_UNITS) {
-            let segment = segment(start, BLOCK_UNITS.min(depth - start));
-            let mut first = 0;
-            while first < PANEL_FEATURES {
-                let count = tile_vectors::<I>((PANEL_FEATURES - first) / PANEL);
-                let rows = kernel::Rows {
-                    units,
-                    unit_stride,
-                    result: sums.wrapping_add(first),
-                    result_stride: PANEL_FEATURES,
-                    adds: start > 0,
-                };
-                // SAFETY: rows and panel have `depth` units.
-                unsafe {
-                    kernel::values::<I, E, L>(
-                        rows,
-                        num_rows,
-                        &[segment],
-                        PANEL_FEATURES,
-                        first,
-                        count,
-                    );
-                }
-                first += count * PANEL;
+            let segment = segment(panel, start, BLOCK_UNITS.min(depth - start));
+            let rows = kernel::Rows {
+                units,
+                unit_stride,
+                result: sums,
+                result_stride: PANEL_FEATURES,
+                adds: start > 0,
+            };
+            // SAFETY: rows and panel have `depth` units.
+            unsafe {
+                kernel::values::<I, E, L>(rows, num_rows, &[segment], PANEL_FEATURES);
             }
         }
     }

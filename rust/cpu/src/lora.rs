@@ -27,12 +27,12 @@ use std::ops::Range;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::kernel::{self, Segment, tile_vectors};
+use crate::kernel::{self, Segment};
 use crate::linear::{BLOCK_UNITS, MANY_ROWS, Matrix, PANEL_FEATURES};
 use crate::number::{BFloat16, DType, Float16, PANEL};
 use crate::scratch::pieces;
 use crate::team::Execution;
-use crate::vectors::{Kernel, Vectors};
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 /// Features of a strip: half a panel, of which a gated layer has two kinds.
 pub(crate) const STRIP: usize = 32;
@@ -320,7 +320,7 @@ impl<'a> Additions<'a> {
     /// # Safety
     /// The CPU has the instructions of `I`; panel and sums exist, of at most `MANY_ROWS` rows.
     #[inline(always)]
-    pub(crate) unsafe fn add<I: Vectors>(
+    pub(crate) unsafe fn add<I: Instructions>(
         &self,
         panel: usize,
         first_row: usize,
@@ -352,7 +352,7 @@ struct Added([MaybeUninit<f32>; MANY_ROWS * STRIP]);
 impl Adapted<'_> {
     /// Adds a strip to the sums of some of the rows, `[..][64]` from `first_row` on.
     #[inline(always)]
-    unsafe fn expand<I: Vectors>(
+    unsafe fn expand<I: Instructions>(
         &self,
         strip: &Strip,
         places: Range<usize>,
@@ -366,22 +366,15 @@ impl Adapted<'_> {
         let units = self.hidden.wrapping_add(places.start * low_rank.width).cast::<u32>();
         let values = low_rank.b.as_ptr().wrapping_add(strip.first_line).cast::<u32>();
         let segment = Segment { values, weight: 0, len: strip.ranks.len(), ahead: values };
-        let mut first = 0;
-        while first < STRIP {
-            let count = tile_vectors::<I>((STRIP - first) / PANEL);
-            let tile = kernel::Rows {
-                units: units.wrapping_add(strip.ranks.start),
-                unit_stride,
-                result: added.wrapping_add(first),
-                result_stride: STRIP,
-                adds: false,
-            };
-            // SAFETY: the hidden numbers of these places were made, with all ranks.
-            unsafe {
-                kernel::values::<I, f32, u32>(tile, places.len(), &[segment], STRIP, first, count);
-            }
-            first += count * PANEL;
-        }
+        let tile = kernel::Rows {
+            units: units.wrapping_add(strip.ranks.start),
+            unit_stride,
+            result: added,
+            result_stride: STRIP,
+            adds: false,
+        };
+        // SAFETY: the hidden numbers of these places were made, with all ranks.
+        unsafe { kernel::values::<I, f32, u32>(tile, places.len(), &[segment], STRIP) };
         for (index, &row) in rows[places].iter().enumerate() {
             let row = usize::try_from(row).unwrap_or(0) - first_row;
             let from = added.wrapping_add(index * STRIP);
@@ -416,7 +409,7 @@ struct Shrink<'a> {
 
 impl Kernel for Shrink<'_> {
     #[inline(always)]
-    unsafe fn run<I: Vectors>(self) {
+    unsafe fn run<I: Instructions>(self) {
         let mut memory = GATHERED.take();
         let (adapted, places) = &self.shared.items[self.item];
         let [rows] = pieces(&mut memory, [places.len() * adapted.group.low_rank.in_features]);
@@ -458,7 +451,7 @@ impl Shrink<'_> {
     }
 
     #[inline(always)]
-    unsafe fn multiply<I: Vectors>(&self, rows: *const f32) {
+    unsafe fn multiply<I: Instructions>(&self, rows: *const f32) {
         let (adapted, places) = &self.shared.items[self.item];
         let LowRank { in_features: depth, width, a, .. } = adapted.group.low_rank;
         let columns = width * PANEL;
@@ -468,29 +461,15 @@ impl Shrink<'_> {
             let values = a.as_ptr().wrapping_add(start * width).cast::<u32>();
             let ahead = values.wrapping_add(len * columns);
             let segment = Segment { values, weight: start, len, ahead };
-            let mut first = 0;
-            while first < columns {
-                let count = tile_vectors::<I>((columns - first) / PANEL);
-                let tile = kernel::Rows {
-                    units: rows.cast(),
-                    unit_stride: *depth,
-                    result: result.wrapping_add(first),
-                    result_stride: columns,
-                    adds: start > 0,
-                };
-                // SAFETY: rows and `a` have `depth` units, and `result` can hold the sums.
-                unsafe {
-                    kernel::values::<I, f32, u32>(
-                        tile,
-                        places.len(),
-                        &[segment],
-                        columns,
-                        first,
-                        count,
-                    );
-                }
-                first += count * PANEL;
-            }
+            let tile = kernel::Rows {
+                units: rows.cast(),
+                unit_stride: *depth,
+                result,
+                result_stride: columns,
+                adds: start > 0,
+            };
+            // SAFETY: rows and `a` have `depth` units, and `result` can hold the sums.
+            unsafe { kernel::values::<I, f32, u32>(tile, places.len(), &[segment], columns) };
         }
     }
 }

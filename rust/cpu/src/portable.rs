@@ -4,7 +4,7 @@
 
 use crate::bytes::Dots;
 use crate::number::{Float16, PANEL, Stored};
-use crate::vectors::Vectors;
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 /// Sixteen numbers in an array.
 pub(crate) struct Portable;
@@ -18,6 +18,14 @@ fn each(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
         result[lane] = f(a[lane], b[lane]);
     }
     result
+}
+
+impl Instructions for Portable {
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run_alone::<Self>() }
+    }
 }
 
 impl Vectors for Portable {

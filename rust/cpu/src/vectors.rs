@@ -13,7 +13,30 @@ pub(crate) trait Kernel {
     /// # Safety
     /// The CPU has the instructions of `I`, and the conditions of the kernel hold.  Implementations
     /// are inlined, so that they become part of a function with the instructions.
-    unsafe fn run<I: Dots>(self);
+    unsafe fn run<I: Instructions>(self);
+
+    /// Runs it as a function, with instructions of every CPU of the target.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline(never)]
+    unsafe fn run_alone<I: Instructions>(self)
+    where
+        Self: Sized,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<I>() }
+    }
+}
+
+/// All that a kernel uses of an instruction set.
+pub(crate) trait Instructions: Dots {
+    /// Runs a kernel as a function, which callers share and which is compiled by itself: the time
+    /// that the compiler needs grows faster than a function's length.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    unsafe fn call<K: Kernel>(kernel: K);
 }
 
 /// Sixteen float32 side by side.

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use crate::level::Float8;
 use crate::number::{BFloat16, Float16};
-use crate::vectors::{Vectors, multiply_pairs};
+use crate::vectors::{Instructions, Kernel, Vectors, multiply_pairs};
 
 /// Applies an intrinsic to both halves.
 macro_rules! halves {
@@ -20,6 +20,64 @@ macro_rules! halves {
 }
 
 mod dots;
+
+/// A kernel as a function with the instructions of a set.
+///
+/// Methods of each kernel, not functions: the compiler divides a crate among cores by module, and
+/// these belong to the module of the kernel.
+trait X86Kernel: Kernel + Sized {
+    /// Runs it with AVX2, FMA and F16C.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has all three.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run_avx2(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx2>() }
+    }
+
+    /// Runs it with AVX-512.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has the instructions.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn run_avx512(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx512<false>>() }
+    }
+
+    /// Runs it with AVX-512 and its dot products of bfloat16 and of bytes.
+    ///
+    /// # Safety
+    /// As the kernel's; the CPU has the instructions.
+    #[inline(never)]
+    #[target_feature(
+        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni"
+    )]
+    unsafe fn run_avx512_bf16(self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.run::<Avx512<true>>() }
+    }
+}
+
+impl<K: Kernel> X86Kernel for K {}
+
+// SAFETY of these blocks: the promise of `call`.
+impl Instructions for Avx2 {
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        unsafe { kernel.run_avx2() }
+    }
+}
+
+impl<const HAS_DOT: bool> Instructions for Avx512<HAS_DOT> {
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        unsafe { if HAS_DOT { kernel.run_avx512_bf16() } else { kernel.run_avx512() } }
+    }
+}
 
 /// One register for sixteen numbers; whether it has dot products of bfloat16.
 pub(crate) struct Avx512<const HAS_DOT: bool>;

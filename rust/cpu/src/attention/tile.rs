@@ -7,6 +7,7 @@
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
 use std::f32::consts::LOG2_E;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +24,7 @@ use crate::level::Float8;
 use crate::math::exp2;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, DType, Float16, PANEL};
 use crate::scratch::pieces;
-use crate::vectors::{Kernel, Vectors};
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 /// A checked call.
 pub(crate) struct Call<'a> {
@@ -51,28 +52,47 @@ pub(crate) struct Attend<'a> {
 
 impl Kernel for Attend<'_> {
     #[inline(always)]
-    unsafe fn run<I: Vectors>(self) {
+    unsafe fn run<I: Instructions>(self) {
         let Self { call, item, upcoming, scratch } = self;
-        // SAFETY: the caller's promise.
+        let buffers = &scratch.buffers(call);
+        let attend = |index: usize, part: Part| {
+            // SAFETY: the caller's promise.
+            unsafe { Chunk { call, item, upcoming, index, buffers, part }.attend::<I>() };
+        };
+        // SAFETY: the caller's promise; buffers have the sizes that their fields name.
         unsafe {
-            // Direct calls: a function called by a pointer would not have the instructions.
-            match (call.shape.cache_dtype, call.shape.dtype) {
-                (CacheDType::Int8, _) => attend::<I, Levels<i8>>(call, item, upcoming, scratch),
-                (CacheDType::Float8E4M3, _) => {
-                    attend::<I, Levels<Float8<3>>>(call, item, upcoming, scratch);
+            load_queries(call, item, buffers.queries);
+            let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
+                if call.options.sinks.is_some() {
+                    start_total(call, item, buffers.total);
                 }
-                (CacheDType::Float8E5M2, _) => {
-                    attend::<I, Levels<Float8<2>>>(call, item, upcoming, scratch);
+                for chunk in item.chunks.clone() {
+                    // If no result precedes the first chunk, its result is the total so far.
+                    let is_total = chunk == item.chunks.start && call.options.sinks.is_none();
+                    let part = if is_total { buffers.total } else { buffers.part };
+                    attend(chunk, part);
+                    if !is_total {
+                        merge::<I>(call, item, part, buffers.total);
+                    }
                 }
-                (CacheDType::Auto, DType::Float32) => {
-                    attend::<I, Numbers<f32>>(call, item, upcoming, scratch);
+                finish::<I>(call, item, buffers.total);
+                return;
+            };
+            let (rows, columns) = (item.queries.len(), call.columns());
+            let part_of = |chunk: usize| {
+                let offset = split.start + (chunk - split.chunks.start) * rows * (columns + 2);
+                Part::at(call.partials.wrapping_add(offset), rows, columns)
+            };
+            for chunk in item.chunks.clone() {
+                attend(chunk, part_of(chunk));
+            }
+            // The last item to finish sees what all others wrote.
+            if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+                start_total(call, item, buffers.total);
+                for chunk in split.chunks.clone() {
+                    merge::<I>(call, item, part_of(chunk), buffers.total);
                 }
-                (CacheDType::Auto, DType::BFloat16) => {
-                    attend::<I, Numbers<BFloat16>>(call, item, upcoming, scratch);
-                }
-                (CacheDType::Auto, DType::Float16) => {
-                    attend::<I, Numbers<Float16>>(call, item, upcoming, scratch);
-                }
+                finish::<I>(call, item, buffers.total);
             }
         }
     }
@@ -150,63 +170,15 @@ impl Scratch {
     }
 }
 
-/// Computes an item.
-///
-/// # Safety
-/// As [`Attend`]; the CPU has the instructions.
-#[inline(always)]
-unsafe fn attend<I: Vectors, C: Cached>(
-    call: &Call<'_>,
-    item: &Item,
-    upcoming: Option<&Item>,
-    scratch: &mut Scratch,
-) {
-    let buffers = scratch.buffers(call);
-    // SAFETY: the caller's promise; buffers have the sizes that their fields name.
-    unsafe {
-        load_queries::<C>(call, item, buffers.queries);
-        let Some(split) = item.split.map(|index| &call.plan.splits[index]) else {
-            if call.options.sinks.is_some() {
-                start_total(call, item, buffers.total);
-            }
-            for chunk in item.chunks.clone() {
-                // If no result precedes the first chunk, its result is the total so far.
-                let is_total = chunk == item.chunks.start && call.options.sinks.is_none();
-                let part = if is_total { buffers.total } else { buffers.part };
-                attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part);
-                if !is_total {
-                    merge::<I>(call, item, part, buffers.total);
-                }
-            }
-            finish::<I, C>(call, item, buffers.total);
-            return;
-        };
-        let (rows, columns) = (item.queries.len(), call.columns());
-        let part_of = |chunk: usize| {
-            let offset = split.start + (chunk - split.chunks.start) * rows * (columns + 2);
-            Part::at(call.partials.wrapping_add(offset), rows, columns)
-        };
-        for chunk in item.chunks.clone() {
-            attend_chunk::<I, C>(call, item, upcoming, chunk, &buffers, part_of(chunk));
-        }
-        // The last item to finish sees what all others wrote.
-        if split.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            start_total(call, item, buffers.total);
-            for chunk in split.chunks.clone() {
-                merge::<I>(call, item, part_of(chunk), buffers.total);
-            }
-            finish::<I, C>(call, item, buffers.total);
-        }
-    }
-}
-
 /// Copies the tile's queries, each to whole units.
 #[inline(always)]
-unsafe fn load_queries<C: Cached>(call: &Call<'_>, item: &Item, queries: *mut u32) {
+unsafe fn load_queries(call: &Call<'_>, item: &Item, queries: *mut u32) {
     let (group, depth, key_size) = (call.shape.group(), call.depth(), call.shape.key_size);
     let first_token = call.rows.queries(item.row).start;
-    let load = match (C::HAS_SCALES, call.shape.dtype) {
-        (false, _) => load_query::<C::Number>,
+    let load = match (call.shape.cache_dtype.has_scales(), call.shape.dtype) {
+        (false, DType::Float32) => load_query::<f32>,
+        (false, DType::BFloat16) => load_query::<BFloat16>,
+        (false, DType::Float16) => load_query::<Float16>,
         (true, DType::Float32) => load_query_as_float32::<f32>,
         (true, DType::BFloat16) => load_query_as_float32::<BFloat16>,
         (true, DType::Float16) => load_query_as_float32::<Float16>,
@@ -327,14 +299,13 @@ unsafe fn shares<I: Vectors>(
 
 /// Writes the outputs.
 #[inline(always)]
-unsafe fn finish<I: Vectors, C: Cached>(call: &Call<'_>, item: &Item, total: Part) {
-    // SAFETY: the promise of `attend`.
+unsafe fn finish<I: Vectors>(call: &Call<'_>, item: &Item, total: Part) {
+    // SAFETY: the promise of `Attend`.
     unsafe {
-        match (C::HAS_SCALES, call.shape.dtype) {
-            (false, _) => write_answers::<I, C::Number>(call, item, total),
-            (true, DType::Float32) => write_answers::<I, f32>(call, item, total),
-            (true, DType::BFloat16) => write_answers::<I, BFloat16>(call, item, total),
-            (true, DType::Float16) => write_answers::<I, Float16>(call, item, total),
+        match call.shape.dtype {
+            DType::Float32 => write_answers::<I, f32>(call, item, total),
+            DType::BFloat16 => write_answers::<I, BFloat16>(call, item, total),
+            DType::Float16 => write_answers::<I, Float16>(call, item, total),
         }
     }
 }
@@ -373,71 +344,106 @@ fn distance(to: usize, from: usize) -> i32 {
     int(to) - int(from)
 }
 
-/// Computes the result of one chunk of keys.
-#[inline(always)]
-unsafe fn attend_chunk<I: Vectors, C: Cached>(
-    call: &Call<'_>,
-    item: &Item,
-    upcoming: Option<&Item>,
-    chunk: usize,
-    buffers: &Buffers,
+/// One chunk of keys of an item.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    call: &'a Call<'a>,
+    item: &'a Item,
+    upcoming: Option<&'a Item>,
+    index: usize,
+    buffers: &'a Buffers,
+    /// Memory for the result.
     part: Part,
-) {
-    let (depth, columns, num_rows) = (call.depth(), call.columns(), item.queries.len());
-    let keys = within(&item.keys, chunk);
-    let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
-    // SAFETY: the promise of `attend`.
-    unsafe {
-        let panels = panels::<C>(call, item, chunk, &keys, buffers.panels);
-        let cap = Cap::new(call.options);
-        let mut panel = used.start;
-        while panel < used.end {
-            let count = tile_vectors::<I>(used.end - panel);
-            let rows = kernel::Rows {
-                units: buffers.queries,
-                unit_stride: depth,
-                result: buffers.scores.add(panel * PANEL),
-                result_stride: CHUNK,
-                adds: false,
-            };
-            kernel::scores::<I, C::Number, C::Lane>(
-                rows,
-                num_rows,
-                &panels[panel..panel + count],
-                depth,
-                cap.factor,
-            );
-            panel += count;
-        }
-        let scales = panels.map(|panel| panel.wrapping_add((depth + columns) * PANEL).cast());
-        if C::HAS_SCALES {
-            scale::<I>(buffers.scores, num_rows, &scales, &used);
-        }
-        weigh::<I, C::Number>(call, item, chunk, (&used, cap), buffers, part);
-        if C::HAS_SCALES {
-            let of_values = scales.map(|scales| scales.wrapping_add(PANEL));
-            scale::<I>(buffers.weights.cast(), num_rows, &of_values, &used);
-        }
+}
 
-        let value_panels = panels.map(|panel| panel.wrapping_add(depth * PANEL));
-        let ahead = panels_ahead::<C>(call, item, upcoming, chunk, &panels);
-        let (segments, len) =
-            segments::<C::Number, C::Lane>(&keys, (&value_panels, &ahead), columns, buffers.halves);
-        let mut first = 0;
-        while first < columns {
-            let count = tile_vectors::<I>((columns - first) / PANEL);
+impl Chunk<'_> {
+    /// Computes the result.
+    ///
+    /// # Safety
+    /// As [`Attend`]; the CPU has the instructions.
+    unsafe fn attend<I: Instructions>(self) {
+        let shape = self.call.shape;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (shape.cache_dtype, shape.dtype) {
+                (CacheDType::Int8, _) => self.attend_cached::<I, Levels<i8>>(),
+                (CacheDType::Float8E4M3, _) => self.attend_cached::<I, Levels<Float8<3>>>(),
+                (CacheDType::Float8E5M2, _) => self.attend_cached::<I, Levels<Float8<2>>>(),
+                (CacheDType::Auto, DType::Float32) => self.attend_cached::<I, Numbers<f32>>(),
+                (CacheDType::Auto, DType::BFloat16) => self.attend_cached::<I, Numbers<BFloat16>>(),
+                (CacheDType::Auto, DType::Float16) => self.attend_cached::<I, Numbers<Float16>>(),
+            }
+        }
+    }
+
+    unsafe fn attend_cached<I: Instructions, C: Cached>(self) {
+        // SAFETY: the promise of `Attend`.
+        unsafe { I::call(AttendChunk::<C> { chunk: self, cached: PhantomData }) };
+    }
+}
+
+/// A chunk whose keys and values are cached as `C`.
+struct AttendChunk<'a, C> {
+    chunk: Chunk<'a>,
+    cached: PhantomData<C>,
+}
+
+impl<C: Cached> Kernel for AttendChunk<'_, C> {
+    #[inline(always)]
+    unsafe fn run<I: Instructions>(self) {
+        let Chunk { call, item, upcoming, index: chunk, buffers, part } = self.chunk;
+        let (depth, columns, num_rows) = (call.depth(), call.columns(), item.queries.len());
+        let keys = within(&item.keys, chunk);
+        let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
+        // SAFETY: the promise of `Attend`.
+        unsafe {
+            let panels = panels::<C>(call, item, chunk, &keys, buffers.panels);
+            let cap = Cap::new(call.options);
+            let mut panel = used.start;
+            while panel < used.end {
+                let count = tile_vectors::<I>(used.end - panel);
+                let rows = kernel::Rows {
+                    units: buffers.queries,
+                    unit_stride: depth,
+                    result: buffers.scores.add(panel * PANEL),
+                    result_stride: CHUNK,
+                    adds: false,
+                };
+                kernel::scores::<I, C::Number, C::Lane>(
+                    rows,
+                    num_rows,
+                    &panels[panel..panel + count],
+                    depth,
+                    cap.factor,
+                );
+                panel += count;
+            }
+            let scales = panels.map(|panel| panel.wrapping_add((depth + columns) * PANEL).cast());
+            if C::HAS_SCALES {
+                scale::<I>(buffers.scores, num_rows, &scales, &used);
+            }
+            weigh::<I, C::Number>(call, item, chunk, (&used, cap), buffers, part);
+            if C::HAS_SCALES {
+                let of_values = scales.map(|scales| scales.wrapping_add(PANEL));
+                scale::<I>(buffers.weights.cast(), num_rows, &of_values, &used);
+            }
+
+            let value_panels = panels.map(|panel| panel.wrapping_add(depth * PANEL));
+            let ahead = panels_ahead::<C>(call, item, upcoming, chunk, &panels);
+            let (segments, len) = segments::<C::Number, C::Lane>(
+                &keys,
+                (&value_panels, &ahead),
+                columns,
+                buffers.halves,
+            );
             let rows = kernel::Rows {
                 units: buffers.weights,
                 unit_stride: CHUNK / C::Number::PER_UNIT,
-                result: part.values.add(first),
+                result: part.values,
                 result_stride: columns,
                 adds: false,
             };
-            let segments = &segments[..len];
-            kernel::values::<I, C::Number, C::Lane>(
-                rows, num_rows, segments, columns, first, count,
-            );
-            first += count * PANEL;
+            kernel::values::<I, C::Number, C::Lane>(rows, num_rows, &segments[..len], columns);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::bytes::rows::ByteRows;
 use crate::bytes::{BytePanels, panel_at};
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
-use crate::vectors::Vectors;
+use crate::vectors::{Instructions, Kernel, Vectors};
 
 /// Dot products of four bytes in each of 16 lanes.
 ///
@@ -171,13 +171,13 @@ const VECTORS: usize = PANEL_FEATURES / PANEL;
 /// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be:
 /// `$first` is the first row of each.
 macro_rules! for_rows {
-    ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>, $is_wide:expr,
-        $($argument:expr),*) => {{
+    ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>,
+        $is_wide:expr, $($argument:expr),*) => {{
         let (mut left, mut $first) = ($num_rows, 0);
         let mut groups = left.div_ceil($limit);
         macro_rules! tile {
             ($rows:literal) => {
-                if $is_wide {
+                if const { $is_wide } {
                     $tile::<$($kind),+, $rows, 2>($($argument),*)
                 } else {
                     $tile::<$($kind),+, $rows, 1>($($argument),*)
@@ -189,10 +189,10 @@ macro_rules! for_rows {
             match size {
                 1 => tile!(1),
                 2 => tile!(2),
-                3 if $limit >= 3 => tile!(3),
-                4 if $limit >= 4 => tile!(4),
-                5 if $limit >= 5 => tile!(5),
-                _ if $limit >= 6 => tile!(6),
+                3 if const { $limit >= 3 } => tile!(3),
+                4 if const { $limit >= 4 } => tile!(4),
+                5 if const { $limit >= 5 } => tile!(5),
+                6 if const { $limit >= 6 } => tile!(6),
                 _ => unreachable!("a group has no more rows than the largest tile"),
             }
             (left, groups, $first) = (left - size, groups - 1, $first + size);
@@ -233,7 +233,7 @@ impl Part<'_> {
 /// # Safety
 /// The CPU has the instructions; panel and rows exist; `sums` can hold the result.
 #[inline(always)]
-pub(crate) unsafe fn sum_panel<I: Dots>(
+pub(crate) unsafe fn sum_panel<I: Instructions>(
     weights: &BytePanels<'_>,
     in_features: usize,
     panel: usize,
@@ -241,94 +241,128 @@ pub(crate) unsafe fn sum_panel<I: Dots>(
     sums: *mut f32,
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
-    let blocks = Blocks {
-        format,
-        first: weights.values.as_ptr().wrapping_add(bytes.start),
-        num_inputs: in_features,
-    };
-    // SAFETY: the caller's promise.
+    let blocks = weights.values.as_ptr().wrapping_add(bytes.start);
+    let is_signed = matches!(format, Format::Q8_0 | Format::Iq4Nl);
+    let is_closed = is_signed || rows.num <= I::CLOSED_ROWS;
+    let mut opened = MaybeUninit::<Opened>::uninit();
+    // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
     unsafe {
+        let opened = &mut *opened.as_mut_ptr();
         for index in 0..rows.num * PANEL_FEATURES {
             sums.add(index).write(0.0);
         }
-        match format {
-            Format::Q8_0 => sum_blocks::<I, Bytes, Signed<Bytes>>(blocks, rows, sums),
-            Format::Iq4Nl => sum_blocks::<I, Widening, Signed<Widening>>(blocks, rows, sums),
-            Format::Q4_0 => sum_small::<I, Nibbles, 8>(blocks, rows, sums),
-            Format::Q4_1 => sum_small::<I, Nibbles, 0>(blocks, rows, sums),
-            Format::Q5_0 => sum_small::<I, Fives, 16>(blocks, rows, sums),
-            Format::Q5_1 => sum_small::<I, Fives, 0>(blocks, rows, sums),
-            Format::Q4K => sum_small::<I, PairedNibbles, 0>(blocks, rows, sums),
-            Format::Q5K => sum_small::<I, PairedFives, 0>(blocks, rows, sums),
-            Format::Q6K => sum_small::<I, Sixes, 32>(blocks, rows, sums),
+        for first in (0..in_features).step_by(OPENED) {
+            let num = OPENED.min(in_features - first);
+            let from = blocks.wrapping_add(format.panel_bytes(first));
+            let groups = if is_closed {
+                opened.open_numbers::<I>(format, from, num)
+            } else {
+                open::<I>(opened, format, from, num)
+            };
+            let piece = Piece { groups, inputs: (first, num), rows, sums };
+            if is_closed { piece.add_closed::<I>(format) } else { piece.add_opened::<I>(format) }
         }
     }
 }
 
-/// A panel's blocks.
-#[derive(Clone, Copy)]
-struct Blocks {
-    format: Format,
-    first: *const u8,
-    num_inputs: usize,
-}
-
-/// Adds the sums with weights that have no sign: for few rows they are taken from the panel, for
-/// more they are opened once.
+/// Opens numbers and weights of a format without signs.
 #[inline(always)]
-unsafe fn sum_small<I: Dots, L: Layout, const ZERO: i32>(
-    blocks: Blocks,
-    rows: Part<'_>,
-    sums: *mut f32,
-) {
+unsafe fn open<I: Dots>(
+    opened: &mut Opened,
+    format: Format,
+    from: *const u8,
+    num: usize,
+) -> Groups {
     // SAFETY: the promise of `sum_panel`.
     unsafe {
-        if rows.num <= I::CLOSED_ROWS {
-            sum_blocks::<I, L, Small<L, ZERO>>(blocks, rows, sums);
-        } else {
-            sum_blocks::<I, L, Small<L::Opened, ZERO>>(blocks, rows, sums);
+        match format {
+            Format::Q4_0 | Format::Q4_1 => opened.open::<I, Nibbles>(format, from, num),
+            Format::Q5_0 | Format::Q5_1 => opened.open::<I, Fives>(format, from, num),
+            Format::Q4K => opened.open::<I, PairedNibbles>(format, from, num),
+            Format::Q5K => opened.open::<I, PairedFives>(format, from, num),
+            Format::Q6K => opened.open::<I, Sixes>(format, from, num),
+            Format::Q8_0 | Format::Iq4Nl => unreachable!("signed weights are never opened"),
         }
     }
 }
 
-/// Adds the sums with all blocks, of layout `L` and multiplied as `K` defines.
-#[inline(always)]
-unsafe fn sum_blocks<I: Dots, L: Layout, K: Kind>(blocks: Blocks, rows: Part<'_>, sums: *mut f32) {
-    let mut opened = MaybeUninit::<Opened>::uninit();
-    // SAFETY: any bits are an `Opened`; what is read of it was filled.  The promise of `sum_panel`.
-    unsafe {
-        let opened = &mut *opened.as_mut_ptr();
-        for first in (0..blocks.num_inputs).step_by(OPENED) {
-            let num = OPENED.min(blocks.num_inputs - first);
-            let from = blocks.first.wrapping_add(blocks.format.panel_bytes(first));
-            let groups = if K::Layout::IS_PANEL {
-                opened.open_numbers::<I>(blocks.format, from, num)
-            } else {
-                opened.open::<I, L>(blocks.format, from, num)
-            };
-            add_groups::<I, K>(groups, (first, num), rows, sums);
-        }
-    }
-}
-
-/// Adds the sums of some groups.
-#[inline(always)]
-unsafe fn add_groups<I: Dots, K: Kind>(
+/// Some groups, whose first input and number of inputs are `inputs`, with some rows.
+#[derive(Clone, Copy)]
+struct Piece<'a> {
     groups: Groups,
     inputs: (usize, usize),
-    rows: Part<'_>,
+    rows: Part<'a>,
     sums: *mut f32,
-) {
-    if K::Layout::IS_PANEL && rows.num == 1 {
-        // All features of a group at once: memory is read in its order.
-        // SAFETY: the promise of `sum_panel`.
-        return unsafe { groups_tile::<I, K, 1, VECTORS>(groups, 0, inputs, rows, 0, sums) };
-    }
-    for feature in (0..PANEL_FEATURES).step_by(I::DOT_VECTORS * PANEL) {
+}
+
+impl Piece<'_> {
+    /// Adds the sums with weights that are taken from the panel for each tile.
+    #[inline(always)]
+    unsafe fn add_closed<I: Instructions>(self, format: Format) {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
-            for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>, I::DOT_VECTORS == 2, groups, feature,
-                inputs, rows, row, sums.wrapping_add(row * PANEL_FEATURES + feature));
+            match format {
+                Format::Q8_0 => self.add::<I, Signed<Bytes>>(),
+                Format::Iq4Nl => self.add::<I, Signed<Widening>>(),
+                Format::Q4_0 => self.add::<I, Small<Nibbles, 8>>(),
+                Format::Q4_1 => self.add::<I, Small<Nibbles, 0>>(),
+                Format::Q5_0 => self.add::<I, Small<Fives, 16>>(),
+                Format::Q5_1 => self.add::<I, Small<Fives, 0>>(),
+                Format::Q4K => self.add::<I, Small<PairedNibbles, 0>>(),
+                Format::Q5K => self.add::<I, Small<PairedFives, 0>>(),
+                Format::Q6K => self.add::<I, Small<Sixes, 32>>(),
+            }
+        }
+    }
+
+    /// Adds the sums with weights that were opened once for all rows.
+    #[inline(always)]
+    unsafe fn add_opened<I: Instructions>(self, format: Format) {
+        type InBytes<L, const ZERO: i32> = Small<<L as Layout>::Opened, ZERO>;
+        // SAFETY: the promise of `sum_panel`.
+        unsafe {
+            match format {
+                Format::Q4_0 => self.add::<I, InBytes<Nibbles, 8>>(),
+                Format::Q4_1 => self.add::<I, InBytes<Nibbles, 0>>(),
+                Format::Q5_0 => self.add::<I, InBytes<Fives, 16>>(),
+                Format::Q5_1 => self.add::<I, InBytes<Fives, 0>>(),
+                Format::Q4K => self.add::<I, InBytes<PairedNibbles, 0>>(),
+                Format::Q5K => self.add::<I, InBytes<PairedFives, 0>>(),
+                Format::Q6K => self.add::<I, InBytes<Sixes, 32>>(),
+                Format::Q8_0 | Format::Iq4Nl => unreachable!("signed weights are never opened"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<I: Instructions, K: Kind>(self) {
+        // SAFETY: the promise of `sum_panel`.
+        unsafe { I::call(AddPiece::<K> { piece: self, kind: PhantomData }) };
+    }
+}
+
+/// Adds the sums of a piece whose weights are multiplied as `K` defines.
+struct AddPiece<'a, K> {
+    piece: Piece<'a>,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind> Kernel for AddPiece<'_, K> {
+    #[inline(always)]
+    unsafe fn run<I: Instructions>(self) {
+        let Piece { groups, inputs, rows, sums } = self.piece;
+        if const { K::Layout::IS_PANEL } && rows.num == 1 {
+            // All features of a group at once: memory is read in its order.
+            // SAFETY: the promise of `sum_panel`.
+            return unsafe { groups_tile::<I, K, 1, VECTORS>(groups, 0, inputs, rows, 0, sums) };
+        }
+        for feature in (0..PANEL_FEATURES).step_by(I::DOT_VECTORS * PANEL) {
+            // SAFETY: the promise of `sum_panel`.
+            unsafe {
+                for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>,
+                    I::DOT_VECTORS == 2, groups, feature, inputs, rows, row,
+                    sums.wrapping_add(row * PANEL_FEATURES + feature));
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{Float16, Stored};
 use crate::storage::{Q8_0_WEIGHTS, write_q8_0};
+use crate::vectors::Instructions;
 
 impl Packing<'_> {
     /// Refuses rows that are not stored as the panels keep them, and that do not become `Q8_0`.
@@ -69,11 +70,11 @@ impl Packing<'_> {
         }
     }
 
-    /// Writes a panel of `Q8_0` blocks of numbers rounded to `E`.
+    /// Writes a panel of `Q8_0` blocks of numbers rounded to the dtype.
     ///
     /// # Safety
-    /// That of `write_blocks`.
-    pub(super) unsafe fn write_q8_0<E: Stored>(
+    /// That of `write_blocks`; the CPU has the instructions.
+    pub(super) unsafe fn write_q8_0<I: Instructions>(
         &self,
         panel: usize,
         fetched: &Fetched<'_>,
@@ -81,7 +82,8 @@ impl Packing<'_> {
         mut to: *mut u8,
     ) {
         for first in (0..self.in_features).step_by(CHUNK) {
-            let len = self.read::<E>(panel, fetched, first, rows, true);
+            // SAFETY: the caller's promise.
+            let len = unsafe { self.read::<I>(panel, fetched, first, rows, true) };
             for number in 0..len / Q8_0_WEIGHTS {
                 for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
                     let Some((index, _)) = self.source(panel, feature) else { continue };

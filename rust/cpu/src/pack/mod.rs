@@ -24,6 +24,7 @@ mod fetch;
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,7 +34,7 @@ use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
 use crate::scratch::pieces;
 use crate::team::Execution;
-use crate::vectors::{Kernel, Vectors};
+use crate::vectors::{Instructions, Kernel};
 
 pub use crate::storage::Storage;
 use fetch::Fetched;
@@ -233,17 +234,60 @@ struct Panel<'a> {
 
 impl Kernel for Panel<'_> {
     #[inline(always)]
-    unsafe fn run<I: Vectors>(self) {
-        let Self { packing, index, fetched } = self;
+    unsafe fn run<I: Instructions>(self) {
         // SAFETY: the caller's promise.
-        unsafe {
-            match packing.dtype {
-                DType::Float32 => packing.write::<f32>(index, fetched),
-                DType::BFloat16 => packing.write::<BFloat16>(index, fetched),
-                DType::Float16 => packing.write::<Float16>(index, fetched),
+        unsafe { self.packing.write::<I>(self.index, self.fetched) };
+    }
+}
+
+/// A chunk of each row of a panel, to be converted to float32 and rounded to the layer's dtype.
+struct Chunk<'a> {
+    packing: &'a Packing<'a>,
+    panel: usize,
+    fetched: &'a Fetched<'a>,
+    /// The weights of a row.
+    weights: Range<usize>,
+    /// `[64][CHUNK_STRIDE]`
+    rows: &'a mut [f32],
+    /// Whether numbers that are not finite are counted.
+    counts: bool,
+}
+
+impl Kernel for Chunk<'_> {
+    #[inline(always)]
+    unsafe fn run<I: Instructions>(self) {
+        let Self { packing, panel, fetched, weights, rows, counts } = self;
+        for (feature, numbers) in rows.chunks_exact_mut(CHUNK_STRIDE).enumerate() {
+            let Some((index, row)) = packing.source(panel, feature) else { continue };
+            let part = &packing.parts[index];
+            let storage = part.storage;
+            let stored =
+                fetched.row(index, part.place(row), storage.row_bytes(packing.in_features));
+            let numbers = &mut numbers[..weights.len()];
+            let bytes = storage.row_bytes(weights.start)..storage.row_bytes(weights.end);
+            storage.read(&stored[bytes], numbers);
+            let odd = match packing.dtype {
+                DType::Float32 => round::<f32>(numbers),
+                DType::BFloat16 => round::<BFloat16>(numbers),
+                DType::Float16 => round::<Float16>(numbers),
+            };
+            if counts && odd > 0 {
+                packing.odd[index].fetch_add(odd as usize, Ordering::Relaxed);
             }
         }
     }
+}
+
+/// Rounds numbers to `E`; returns how many are not finite.
+#[inline(always)]
+fn round<E: Stored>(numbers: &mut [f32]) -> u32 {
+    let mut odd = 0_u32;
+    for number in numbers {
+        *number = E::from_f32(*number).to_f32();
+        // A chunk has few numbers; a checked sum would not be vectorised.
+        odd = odd.wrapping_add(u32::from(!number.is_finite()));
+    }
+    odd
 }
 
 impl<'a> Packing<'a> {
@@ -301,12 +345,12 @@ impl<'a> Packing<'a> {
         None
     }
 
-    /// Writes a panel of a layer with numbers of `E`.
+    /// Writes a panel.
     ///
     /// # Safety
     /// The target has the panel, which no other thread accesses.
     #[inline(always)]
-    unsafe fn write<E: Stored>(&self, panel: usize, fetched: &Fetched<'_>) {
+    unsafe fn write<I: Instructions>(&self, panel: usize, fetched: &Fetched<'_>) {
         let mut memory = NUMBERS.take();
         let [rows] = pieces(&mut memory, [PANEL_FEATURES * CHUNK_STRIDE]);
         // SAFETY: the buffer has this many numbers, each of which is a float32.
@@ -315,10 +359,14 @@ impl<'a> Packing<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.target {
-                Target::Units(units) => self.write_units::<E>(panel, fetched, rows, units),
+                Target::Units(units) => match self.dtype {
+                    DType::Float32 => self.write_units::<I, f32>(panel, fetched, rows, units),
+                    DType::BFloat16 => self.write_units::<I, BFloat16>(panel, fetched, rows, units),
+                    DType::Float16 => self.write_units::<I, Float16>(panel, fetched, rows, units),
+                },
                 Target::Int8 { values, scales } => {
                     let values = values.add(panel * self.in_features * PANEL_FEATURES);
-                    self.write_int8::<E>(panel, fetched, rows, values, scales);
+                    self.write_int8::<I>(panel, fetched, rows, values, scales);
                 }
                 Target::Bytes { sections, values } => {
                     let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
@@ -326,7 +374,7 @@ impl<'a> Packing<'a> {
                     if self.other_storage(panel, format).is_none() {
                         self.write_blocks(panel, fetched, format, values);
                     } else {
-                        self.write_q8_0::<E>(panel, fetched, rows, values);
+                        self.write_q8_0::<I>(panel, fetched, rows, values);
                     }
                 }
             }
@@ -335,7 +383,7 @@ impl<'a> Packing<'a> {
     }
 
     #[inline(always)]
-    unsafe fn write_units<E: Stored>(
+    unsafe fn write_units<I: Instructions, E: Stored>(
         &self,
         panel: usize,
         fetched: &Fetched<'_>,
@@ -344,7 +392,8 @@ impl<'a> Packing<'a> {
     ) {
         let per_unit = 4 / size_of::<E>();
         for first in (0..self.in_features).step_by(CHUNK) {
-            let len = self.read::<E>(panel, fetched, first, rows, true);
+            // SAFETY: the caller's promise.
+            let len = unsafe { self.read::<I>(panel, fetched, first, rows, true) };
             let place = (panel * self.in_features + first) / per_unit * PANEL_FEATURES;
             // SAFETY: the caller's promise; the panel has these units.
             unsafe { transpose_units::<E>(rows, len, panels.add(place)) };
@@ -352,7 +401,7 @@ impl<'a> Packing<'a> {
     }
 
     #[inline(always)]
-    unsafe fn write_int8<E: Stored>(
+    unsafe fn write_int8<I: Instructions>(
         &self,
         panel: usize,
         fetched: &Fetched<'_>,
@@ -362,7 +411,8 @@ impl<'a> Packing<'a> {
     ) {
         let mut steps = [0.0_f32; PANEL_FEATURES];
         for first in (0..self.in_features).step_by(CHUNK) {
-            let len = self.read::<E>(panel, fetched, first, rows, true);
+            // SAFETY: the caller's promise.
+            let len = unsafe { self.read::<I>(panel, fetched, first, rows, true) };
             for (step, row) in steps.iter_mut().zip(rows.chunks_exact(CHUNK_STRIDE)) {
                 *step = row[..len].iter().fold(*step, |peak, number| peak.max(number.abs()));
             }
@@ -378,7 +428,8 @@ impl<'a> Packing<'a> {
         // Without a scale all weights of a feature are zero, or so small that they become zero.
         let steps = steps.map(|step| if step == 0.0 { f32::INFINITY } else { step });
         for first in (0..self.in_features).step_by(CHUNK) {
-            let len = self.read::<E>(panel, fetched, first, rows, false);
+            // SAFETY: the caller's promise.
+            let len = unsafe { self.read::<I>(panel, fetched, first, rows, false) };
             // SAFETY: the caller's promise; the panel has these lanes.
             unsafe {
                 transpose(rows, len, |k, feature, number| {
@@ -391,9 +442,12 @@ impl<'a> Packing<'a> {
         }
     }
 
-    /// Converts a chunk of each row of a panel, rounded to `E`; returns the weights of a row.
+    /// Converts a chunk of each row of a panel; returns the weights of a row.
+    ///
+    /// # Safety
+    /// The CPU has the instructions.
     #[inline(always)]
-    fn read<E: Stored>(
+    unsafe fn read<I: Instructions>(
         &self,
         panel: usize,
         fetched: &Fetched<'_>,
@@ -402,23 +456,9 @@ impl<'a> Packing<'a> {
         counts: bool,
     ) -> usize {
         let len = CHUNK.min(self.in_features - first);
-        for (feature, numbers) in rows.chunks_exact_mut(CHUNK_STRIDE).enumerate() {
-            let Some((index, row)) = self.source(panel, feature) else { continue };
-            let part = &self.parts[index];
-            let storage = part.storage;
-            let stored = fetched.row(index, part.place(row), storage.row_bytes(self.in_features));
-            let numbers = &mut numbers[..len];
-            storage.read(&stored[storage.row_bytes(first)..][..storage.row_bytes(len)], numbers);
-            let mut odd = 0_u32;
-            for number in numbers {
-                *number = E::from_f32(*number).to_f32();
-                // A chunk has few numbers; a checked sum would not be vectorised.
-                odd = odd.wrapping_add(u32::from(!number.is_finite()));
-            }
-            if counts && odd > 0 {
-                self.odd[index].fetch_add(odd as usize, Ordering::Relaxed);
-            }
-        }
+        let weights = first..first + len;
+        // SAFETY: the caller's promise.
+        unsafe { I::call(Chunk { packing: self, panel, fetched, weights, rows, counts }) };
         len
     }
 }
