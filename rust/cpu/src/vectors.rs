@@ -31,7 +31,7 @@ pub(crate) trait Kernel {
 
 /// All that a kernel uses of an instruction set.
 pub(crate) trait Instructions: Dots {
-    /// Runs a kernel as a function, which callers share and which is compiled by itself: the time
+    /// Runs a kernel as a function, which callers share and which is compiled separately: the time
     /// that the compiler needs grows faster than a function's length.
     ///
     /// # Safety

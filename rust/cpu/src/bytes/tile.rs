@@ -259,8 +259,8 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
             } else {
                 open::<I>(opened, format, from, num)
             };
-            let piece = Piece { groups, inputs: (first, num), rows, sums };
-            if is_closed { piece.add_closed::<I>(format) } else { piece.add_opened::<I>(format) }
+            let sums = GroupSums { groups, inputs: (first, num), rows, sums };
+            if is_closed { sums.add_closed::<I>(format) } else { sums.add_opened::<I>(format) }
         }
     }
 }
@@ -288,14 +288,14 @@ unsafe fn open<I: Dots>(
 
 /// Some groups, whose first input and number of inputs are `inputs`, with some rows.
 #[derive(Clone, Copy)]
-struct Piece<'a> {
+struct GroupSums<'a> {
     groups: Groups,
     inputs: (usize, usize),
     rows: Part<'a>,
     sums: *mut f32,
 }
 
-impl Piece<'_> {
+impl GroupSums<'_> {
     /// Adds the sums with weights that are taken from the panel for each tile.
     #[inline(always)]
     unsafe fn add_closed<I: Instructions>(self, format: Format) {
@@ -337,20 +337,20 @@ impl Piece<'_> {
     #[inline(always)]
     unsafe fn add<I: Instructions, K: Kind>(self) {
         // SAFETY: the promise of `sum_panel`.
-        unsafe { I::call(AddPiece::<K> { piece: self, kind: PhantomData }) };
+        unsafe { I::call(AddGroupSums::<K> { of: self, kind: PhantomData }) };
     }
 }
 
-/// Adds the sums of a piece whose weights are multiplied as `K` defines.
-struct AddPiece<'a, K> {
-    piece: Piece<'a>,
+/// Adds the sums of groups whose weights are multiplied as `K` defines.
+struct AddGroupSums<'a, K> {
+    of: GroupSums<'a>,
     kind: PhantomData<K>,
 }
 
-impl<K: Kind> Kernel for AddPiece<'_, K> {
+impl<K: Kind> Kernel for AddGroupSums<'_, K> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
-        let Piece { groups, inputs, rows, sums } = self.piece;
+        let GroupSums { groups, inputs, rows, sums } = self.of;
         if const { K::Layout::IS_PANEL } && rows.num == 1 {
             // All features of a group at once: memory is read in its order.
             // SAFETY: the promise of `sum_panel`.
