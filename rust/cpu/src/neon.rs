@@ -10,7 +10,7 @@ use std::arch::asm;
 
 use crate::bytes::Dots;
 use crate::number::{BFloat16, Float16};
-use crate::vectors::{Instructions, Kernel, Vectors};
+use crate::vectors::{Instructions, Vectors};
 
 /// Four registers for sixteen numbers: a tile of six rows takes 24 of the 32.
 pub(crate) struct Neon;
@@ -60,13 +60,7 @@ unsafe fn narrow_f16(numbers: float32x4_t) -> uint16x4_t {
 }
 
 // SAFETY of all blocks below: the promise of `Vectors`.
-impl Instructions for Neon {
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise.
-        unsafe { kernel.run_alone::<Self>() }
-    }
-}
+impl Instructions for Neon {}
 
 impl Vectors for Neon {
     type V = float32x4x4_t;

@@ -4,7 +4,7 @@
 
 use crate::bytes::Dots;
 use crate::number::{Float16, PANEL, Stored};
-use crate::vectors::{Instructions, Kernel, Vectors};
+use crate::vectors::{Instructions, Vectors};
 
 /// Sixteen numbers in an array.
 pub(crate) struct Portable;
@@ -20,13 +20,7 @@ fn each(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     result
 }
 
-impl Instructions for Portable {
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        // SAFETY: the caller's promise.
-        unsafe { kernel.run_alone::<Self>() }
-    }
-}
+impl Instructions for Portable {}
 
 impl Vectors for Portable {
     type V = V;

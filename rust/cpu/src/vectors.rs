@@ -36,7 +36,15 @@ pub(crate) trait Instructions: Dots {
     ///
     /// # Safety
     /// As [`Kernel::run`].
-    unsafe fn call<K: Kernel>(kernel: K);
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K)
+    where
+        Self: Sized,
+    {
+        // SAFETY: the caller's promise; every CPU of the target has these instructions, unless the
+        // set overrides this.
+        unsafe { kernel.run_alone::<Self>() }
+    }
 }
 
 /// Sixteen float32 side by side.

@@ -259,8 +259,8 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
             } else {
                 open::<I>(opened, format, from, num)
             };
-            let sums = GroupSums { groups, inputs: (first, num), rows, sums };
-            if is_closed { sums.add_closed::<I>(format) } else { sums.add_opened::<I>(format) }
+            let inputs = (first, num);
+            GroupSums { groups, inputs, rows, sums }.add_format::<I>(format, is_closed);
         }
     }
 }
@@ -296,40 +296,34 @@ struct GroupSums<'a> {
 }
 
 impl GroupSums<'_> {
-    /// Adds the sums with weights that are taken from the panel for each tile.
+    /// Adds the sums; closed weights are taken from the panel for each tile.
     #[inline(always)]
-    unsafe fn add_closed<I: Instructions>(self, format: Format) {
+    unsafe fn add_format<I: Instructions>(self, format: Format, is_closed: bool) {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
             match format {
                 Format::Q8_0 => self.add::<I, Signed<Bytes>>(),
                 Format::Iq4Nl => self.add::<I, Signed<Widening>>(),
-                Format::Q4_0 => self.add::<I, Small<Nibbles, 8>>(),
-                Format::Q4_1 => self.add::<I, Small<Nibbles, 0>>(),
-                Format::Q5_0 => self.add::<I, Small<Fives, 16>>(),
-                Format::Q5_1 => self.add::<I, Small<Fives, 0>>(),
-                Format::Q4K => self.add::<I, Small<PairedNibbles, 0>>(),
-                Format::Q5K => self.add::<I, Small<PairedFives, 0>>(),
-                Format::Q6K => self.add::<I, Small<Sixes, 32>>(),
+                Format::Q4_0 => self.add_small::<I, Nibbles, 8>(is_closed),
+                Format::Q4_1 => self.add_small::<I, Nibbles, 0>(is_closed),
+                Format::Q5_0 => self.add_small::<I, Fives, 16>(is_closed),
+                Format::Q5_1 => self.add_small::<I, Fives, 0>(is_closed),
+                Format::Q4K => self.add_small::<I, PairedNibbles, 0>(is_closed),
+                Format::Q5K => self.add_small::<I, PairedFives, 0>(is_closed),
+                Format::Q6K => self.add_small::<I, Sixes, 32>(is_closed),
             }
         }
     }
 
-    /// Adds the sums with weights that were opened once for all rows.
+    /// Adds the sums with weights that have no sign.
     #[inline(always)]
-    unsafe fn add_opened<I: Instructions>(self, format: Format) {
-        type InBytes<L, const ZERO: i32> = Small<<L as Layout>::Opened, ZERO>;
+    unsafe fn add_small<I: Instructions, L: Layout, const ZERO: i32>(self, is_closed: bool) {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
-            match format {
-                Format::Q4_0 => self.add::<I, InBytes<Nibbles, 8>>(),
-                Format::Q4_1 => self.add::<I, InBytes<Nibbles, 0>>(),
-                Format::Q5_0 => self.add::<I, InBytes<Fives, 16>>(),
-                Format::Q5_1 => self.add::<I, InBytes<Fives, 0>>(),
-                Format::Q4K => self.add::<I, InBytes<PairedNibbles, 0>>(),
-                Format::Q5K => self.add::<I, InBytes<PairedFives, 0>>(),
-                Format::Q6K => self.add::<I, InBytes<Sixes, 32>>(),
-                Format::Q8_0 | Format::Iq4Nl => unreachable!("signed weights are never opened"),
+            if is_closed {
+                self.add::<I, Small<L, ZERO>>();
+            } else {
+                self.add::<I, Small<L::Opened, ZERO>>();
             }
         }
     }
