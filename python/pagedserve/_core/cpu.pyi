@@ -33,7 +33,7 @@ __all__ = [
 _DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Gate: TypeAlias = Literal["silu", "gelu_tanh"]
 _CacheDtype: TypeAlias = Literal["auto", "int8", "fp8_e4m3", "fp8_e5m2"]
-_InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16", "neon"]
+_InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 # How many rows there are; those with adapters: [G] slots, [G + 1] where the rows of each begin in
 # the last, rows, ascending in a slot.
 _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]

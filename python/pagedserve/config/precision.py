@@ -109,7 +109,7 @@ class PrecisionArgs:
         None,
         checks.optional(checks.text),
         "Vector instructions of the Rust kernels, for the whole process: portable, avx2, avx512, "
-        "avx512_bf16 or neon.",
+        "avx512_bf16, amx or neon.",
         concern="precision and kernels",
         unset="those of PAGEDSERVE_CPU_INSTRUCTIONS, or else the best that this CPU supports",
     )

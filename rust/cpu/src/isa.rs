@@ -17,14 +17,16 @@ pub enum InstructionSet {
     Avx512,
     /// AVX-512 with dot products of bfloat16 and of bytes.
     Avx512BFloat16,
+    /// The same, and AMX for products of bfloat16.
+    Amx,
     /// NEON, of every `AArch64` CPU.
     Neon,
 }
 
 impl InstructionSet {
     /// All sets, the best of an architecture last.
-    pub const ALL: [Self; 5] =
-        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16, Self::Neon];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512BFloat16, Self::Amx, Self::Neon];
 
     /// The best set that this CPU has.
     pub fn detect() -> Self {
@@ -47,15 +49,17 @@ impl InstructionSet {
                     && std::arch::is_x86_feature_detected!("avx512dq")
                     && std::arch::is_x86_feature_detected!("avx512vl")
             };
+            let has_dot = || {
+                has_avx512()
+                    && std::arch::is_x86_feature_detected!("avx512bf16")
+                    && std::arch::is_x86_feature_detected!("avx512vnni")
+            };
             match self {
                 Self::Portable => true,
                 Self::Avx2 => has_avx2(),
                 Self::Avx512 => has_avx512(),
-                Self::Avx512BFloat16 => {
-                    has_avx512()
-                        && std::arch::is_x86_feature_detected!("avx512bf16")
-                        && std::arch::is_x86_feature_detected!("avx512vnni")
-                }
+                Self::Avx512BFloat16 => has_dot(),
+                Self::Amx => has_dot() && crate::x86::amx::is_available(),
                 Self::Neon => false,
             }
         }
@@ -63,6 +67,11 @@ impl InstructionSet {
         {
             self == Self::Portable || cfg!(target_arch = "aarch64") && self == Self::Neon
         }
+    }
+
+    /// Whether it has dot products of bfloat16, which are faster than those of float32.
+    pub(crate) fn has_dots_of_bfloat16(self) -> bool {
+        matches!(self, Self::Avx512BFloat16 | Self::Amx)
     }
 
     /// Runs a kernel with these instructions.
@@ -76,7 +85,8 @@ impl InstructionSet {
             match self {
                 Self::Avx2 => return Avx2::call(kernel),
                 Self::Avx512 => return Avx512::<false>::call(kernel),
-                Self::Avx512BFloat16 => return Avx512::<true>::call(kernel),
+                // Products of bfloat16 choose AMX themselves.
+                Self::Avx512BFloat16 | Self::Amx => return Avx512::<true>::call(kernel),
                 Self::Portable | Self::Neon => {}
             }
             #[cfg(target_arch = "aarch64")]

@@ -32,7 +32,7 @@ pub(crate) struct Rows {
 impl Rows {
     /// These rows without the first ones.
     #[inline(always)]
-    unsafe fn skip(self, rows: usize) -> Self {
+    pub(crate) unsafe fn skip(self, rows: usize) -> Self {
         // SAFETY: the caller has more rows than that.
         unsafe {
             Self {

@@ -45,6 +45,8 @@ use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Instructions, Kernel, Vectors};
+#[cfg(target_arch = "x86_64")]
+use crate::x86::amx::{self, Steps};
 
 pub use weights::{Panels, Weights};
 
@@ -57,7 +59,11 @@ pub(crate) const BLOCK_UNITS: usize = 192;
 /// Rows of an item, whole register tiles.  Few, so that two threads share a few panels evenly;
 /// more where rows are many, as each item reads its panel anew.
 const FEW_ROWS: usize = 24;
-pub(crate) const MANY_ROWS: usize = 48;
+const MANY_ROWS: usize = 48;
+/// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
+pub(crate) const MOST_ROWS: usize = 64;
+/// How far ahead AMX reads a panel, in bytes.
+const AHEAD: usize = 16 * 1024;
 /// Rows that are converted to float32 at once.
 const WIDE_ROWS: usize = 512;
 
@@ -167,6 +173,9 @@ pub unsafe fn linear(
         output,
         output_dtype,
         additions,
+        has_amx: execution.instructions == InstructionSet::Amx
+            && rows == DType::BFloat16
+            && matches!(weights.panels, Panels::Units(_)),
     };
     if matches!(weights.panels, Panels::Bytes(_)) {
         // SAFETY: the caller's promise.
@@ -177,7 +186,7 @@ pub unsafe fn linear(
         (_, DType::Float32) | (Panels::Units(_), DType::Float16) => false,
         (Panels::Int8 { .. } | Panels::Bytes(_), _) => true,
         (Panels::Units(_), DType::BFloat16) => {
-            num_rows > FEW_ROWS && execution.instructions != InstructionSet::Avx512BFloat16
+            num_rows > FEW_ROWS && !execution.instructions.has_dots_of_bfloat16()
         }
     };
     if is_widened {
@@ -221,6 +230,8 @@ struct Product<'a> {
     output_dtype: DType,
     /// Adapter outputs to add, and their number of the first row.
     additions: (&'a Additions<'a>, usize),
+    /// Whether AMX multiplies, with weights of the same type.
+    has_amx: bool,
 }
 
 // SAFETY: the pointers are shared for reading, and each item writes separate features.
@@ -303,7 +314,13 @@ impl Product<'_> {
     }
 
     fn rows_per_item(&self) -> usize {
-        if self.num_rows >= 4 * MANY_ROWS { MANY_ROWS } else { FEW_ROWS }
+        match self.has_amx {
+            // Two tiles of rows share what they read of a panel.
+            true if self.num_rows >= 2 * MOST_ROWS => MOST_ROWS,
+            true => MOST_ROWS / 2,
+            false if self.num_rows >= 4 * MANY_ROWS => MANY_ROWS,
+            false => FEW_ROWS,
+        }
     }
 
     fn row_blocks(&self) -> usize {
@@ -323,13 +340,13 @@ struct Item<'a> {
 
 /// The sums of an item, `[rows][64]`.
 #[repr(align(64))]
-struct Sums([MaybeUninit<f32>; MANY_ROWS * PANEL_FEATURES]);
+struct Sums([MaybeUninit<f32>; MOST_ROWS * PANEL_FEATURES]);
 
 impl Kernel for Item<'_> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
         let Self { product, item } = self;
-        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
+        let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
@@ -339,6 +356,10 @@ impl Kernel for Item<'_> {
                 }
                 (Panels::Units(units), DType::BFloat16, DType::Float32) => {
                     product.multiply_unpacked::<I>(units, item, sums);
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Panels::Units(units), DType::BFloat16, _) if product.has_amx => {
+                    product.multiply_by_amx(units, item, sums);
                 }
                 (Panels::Units(units), DType::BFloat16, _) => {
                     product.multiply::<I, BFloat16, _>(units, item, sums);
@@ -369,7 +390,7 @@ impl Kernel for ByteItem<'_> {
     unsafe fn run<I: Instructions>(self) {
         let Self { product, panels, rows, item } = self;
         let (panel, first, num) = product.rows_of(item);
-        let mut sums = Sums([MaybeUninit::uninit(); MANY_ROWS * PANEL_FEATURES]);
+        let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
@@ -422,6 +443,31 @@ impl Product<'_> {
         BLOCK.set(scratch);
     }
 
+    /// Sums of an item of bfloat16 rows.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn multiply_by_amx(&self, panels: &[u32], item: usize, sums: *mut f32) {
+        let (panel, first_row, num_rows) = self.rows_of(item);
+        let depth = self.weights.depth();
+        let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
+        let rows = self.rows::<BFloat16>(first_row, sums, false);
+        let ahead = AHEAD / size_of::<u32>();
+        let steps = Steps { depth, len: amx::STEP, stride: PANEL_FEATURES, ahead };
+        let at = |step: usize, vector: usize| {
+            panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { amx::product(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
+    }
+
+    /// Rows of an item for a kernel.
+    #[inline(always)]
+    fn rows<E: Element>(&self, first: usize, sums: *mut f32, adds: bool) -> kernel::Rows {
+        let unit_stride = self.input.stride / E::PER_UNIT;
+        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
+        let units = self.input.pointer.cast::<u32>().wrapping_add(first * unit_stride);
+        kernel::Rows { units, unit_stride, result: sums, result_stride: PANEL_FEATURES, adds }
+    }
+
     /// Panel of an item, its first row and the number of its rows.
     fn rows_of(&self, item: usize) -> (usize, usize, usize) {
         let (panel, block) = (item / self.row_blocks(), item % self.row_blocks());
@@ -464,18 +510,9 @@ impl Product<'_> {
     ) {
         let (panel, first_row, num_rows) = self.rows_of(item);
         let depth = self.weights.depth();
-        let unit_stride = self.input.stride / E::PER_UNIT;
-        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
-        let units = self.input.pointer.cast::<u32>().wrapping_add(first_row * unit_stride);
         for start in (0..depth).step_by(BLOCK_UNITS) {
             let segment = segment(panel, start, BLOCK_UNITS.min(depth - start));
-            let rows = kernel::Rows {
-                units,
-                unit_stride,
-                result: sums,
-                result_stride: PANEL_FEATURES,
-                adds: start > 0,
-            };
+            let rows = self.rows::<E>(first_row, sums, start > 0);
             // SAFETY: rows and panel have `depth` units.
             unsafe {
                 kernel::values::<I, E, L>(rows, num_rows, &[segment], PANEL_FEATURES);

@@ -28,7 +28,7 @@ use std::ops::Range;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel::{self, Segment};
-use crate::linear::{BLOCK_UNITS, MANY_ROWS, Matrix, PANEL_FEATURES};
+use crate::linear::{BLOCK_UNITS, MOST_ROWS, Matrix, PANEL_FEATURES};
 use crate::number::{BFloat16, DType, Float16, PANEL};
 use crate::scratch::pieces;
 use crate::team::Execution;
@@ -318,7 +318,7 @@ impl<'a> Additions<'a> {
     /// `first_row`.
     ///
     /// # Safety
-    /// The CPU has the instructions of `I`; panel and sums exist, of at most `MANY_ROWS` rows.
+    /// The CPU has the instructions of `I`; panel and sums exist, of at most `MOST_ROWS` rows.
     #[inline(always)]
     pub(crate) unsafe fn add<I: Instructions>(
         &self,
@@ -347,7 +347,7 @@ impl<'a> Additions<'a> {
 
 /// Adapter outputs for the rows of an item.
 #[repr(align(64))]
-struct Added([MaybeUninit<f32>; MANY_ROWS * STRIP]);
+struct Added([MaybeUninit<f32>; MOST_ROWS * STRIP]);
 
 impl Adapted<'_> {
     /// Adds a strip to the sums of some of the rows, `[..][64]` from `first_row` on.
@@ -360,7 +360,7 @@ impl Adapted<'_> {
         sums: *mut f32,
     ) {
         let Group { low_rank, rows } = self.group;
-        let mut added = Added([MaybeUninit::uninit(); MANY_ROWS * STRIP]);
+        let mut added = Added([MaybeUninit::uninit(); MOST_ROWS * STRIP]);
         let added = added.0.as_mut_ptr().cast::<f32>();
         let unit_stride = low_rank.width * PANEL;
         let units = self.hidden.wrapping_add(places.start * low_rank.width).cast::<u32>();

@@ -19,6 +19,7 @@ macro_rules! halves {
     };
 }
 
+pub(crate) mod amx;
 mod dots;
 
 /// A kernel as a function with the instructions of a set.

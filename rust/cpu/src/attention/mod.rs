@@ -44,6 +44,8 @@ use crate::number::{BFloat16, DType, Float16};
 use crate::team::Execution;
 use crate::wait::nap_until;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod check;
 mod layout;
 mod panels;
@@ -96,7 +98,16 @@ pub unsafe fn paged_attention(
     }
     let plan = Plan::new(shape, rows, options, num_threads);
     let mut partials = vec![0.0_f32; plan.num_partials];
-    let call = Call { shape, memory, rows, options, plan: &plan, partials: partials.as_mut_ptr() };
+    let call = Call {
+        shape,
+        memory,
+        rows,
+        options,
+        plan: &plan,
+        partials: partials.as_mut_ptr(),
+        has_amx: instructions == InstructionSet::Amx
+            && (shape.dtype, shape.cache_dtype) == (DType::BFloat16, CacheDType::Auto),
+    };
     let work = Work {
         call,
         instructions,

@@ -35,6 +35,8 @@ pub(crate) struct Call<'a> {
     pub(crate) plan: &'a Plan,
     /// Memory for the plan's partial results.
     pub(crate) partials: *mut f32,
+    /// Whether AMX multiplies.
+    pub(crate) has_amx: bool,
 }
 
 /// An item to compute.
@@ -118,17 +120,17 @@ pub(crate) struct Scratch {
 }
 
 /// Buffers in the scratch memory, aligned to 64 bytes.
-struct Buffers {
+pub(super) struct Buffers {
     /// `[TILE][depth]`.
-    queries: *mut u32,
+    pub(super) queries: *mut u32,
     /// `[TILE][CHUNK / PER_UNIT]`.
-    weights: *mut u32,
-    /// Two rows of values with one half removed, `[2][columns]`.
-    halves: *mut u32,
+    pub(super) weights: *mut u32,
+    /// Two rows of values with one half removed, `[2][columns]`, or two panels, `[2][8][columns]`.
+    pub(super) halves: *mut u32,
     /// Panels of other layouts, each keys, then values.
     panels: *mut u32,
     /// `[TILE][CHUNK]`.
-    scores: *mut f32,
+    pub(super) scores: *mut f32,
     /// The result of a chunk.
     part: Part,
     /// The result so far.
@@ -137,8 +139,8 @@ struct Buffers {
 
 /// Results of a tile: `[queries][columns]`, `[queries]`, `[queries]`.
 #[derive(Clone, Copy)]
-struct Part {
-    values: *mut f32,
+pub(super) struct Part {
+    pub(super) values: *mut f32,
     maxima: *mut f32,
     sums: *mut f32,
 }
@@ -159,7 +161,7 @@ impl Scratch {
         let lens = [
             TILE * depth,
             TILE * CHUNK / per_unit,
-            2 * columns,
+            if call.has_amx { PANEL * columns } else { 2 * columns },
             panels * PANEL * (depth + columns / per_unit),
         ];
         let [queries, weights, halves, panels] = pieces(&mut self.units, lens);
@@ -346,14 +348,14 @@ fn distance(to: usize, from: usize) -> i32 {
 
 /// One chunk of keys of an item.
 #[derive(Clone, Copy)]
-struct Chunk<'a> {
-    call: &'a Call<'a>,
-    item: &'a Item,
+pub(super) struct Chunk<'a> {
+    pub(super) call: &'a Call<'a>,
+    pub(super) item: &'a Item,
     upcoming: Option<&'a Item>,
-    index: usize,
-    buffers: &'a Buffers,
+    pub(super) index: usize,
+    pub(super) buffers: &'a Buffers,
     /// Memory for the result.
-    part: Part,
+    pub(super) part: Part,
 }
 
 impl Chunk<'_> {
@@ -399,6 +401,11 @@ impl<C: Cached> Kernel for AttendChunk<'_, C> {
         unsafe {
             let panels = panels::<C>(call, item, chunk, &keys, buffers.panels);
             let cap = Cap::new(call.options);
+            #[cfg(target_arch = "x86_64")]
+            if call.has_amx {
+                let panels = panels.map(<*const C::Lane>::cast);
+                return self.chunk.attend_by_amx::<I>(&keys, &panels, cap);
+            }
             let mut panel = used.start;
             while panel < used.end {
                 let count = tile_vectors::<I>(used.end - panel);
@@ -450,7 +457,7 @@ impl<C: Cached> Kernel for AttendChunk<'_, C> {
 
 /// Turns scores into weights, each query's with a separate mask.
 #[inline(always)]
-unsafe fn weigh<I: Vectors, E: Element>(
+pub(super) unsafe fn weigh<I: Vectors, E: Element>(
     call: &Call<'_>,
     item: &Item,
     chunk: usize,

@@ -79,11 +79,12 @@ const CACHE_DTYPES: [(&str, CacheDType); 4] = [
     ("fp8_e5m2", CacheDType::Float8E5M2),
 ];
 
-const INSTRUCTION_SETS: [(&str, InstructionSet); 5] = [
+const INSTRUCTION_SETS: [(&str, InstructionSet); 6] = [
     ("portable", InstructionSet::Portable),
     ("avx2", InstructionSet::Avx2),
     ("avx512", InstructionSet::Avx512),
     ("avx512_bf16", InstructionSet::Avx512BFloat16),
+    ("amx", InstructionSet::Amx),
     ("neon", InstructionSet::Neon),
 ];
 

@@ -1,0 +1,318 @@
+//! Products of bfloat16 by AMX, whose registers hold tiles of 16 rows.
+//!
+//! An instruction multiplies a tile of rows, 16 units each, with a tile of weights, 16 units of 16
+//! columns, and adds to a tile of sums.  The units of a panel lie as it takes them.
+//!
+//! # Invariants
+//!
+//! 1. The units of a step are those of fixed places, whatever the number of rows: the firsts of its
+//!    pairs are summed in order, then the seconds, then both are added to the sum.
+//! 2. The compiler makes no tile instructions, so tiles keep their numbers between those of a call.
+//!    At its end they are released, and a thread that is interrupted elsewhere has none to save.
+//!
+//! # Costs
+//!
+//! A step takes 16 cycles for each tile of sums, 9 where it has up to 8 rows.  32 rows and 32 columns
+//! are four of these, for which two tiles of either are read, in 9 cycles each if they are aligned to
+//! 64 bytes and in the first cache; a row across two cache lines takes some six times as long.  Sizes
+//! of tiles are set in 160 cycles, once for up to 32 rows.
+#![expect(unsafe_code, reason = "instructions that read through pointers")]
+#![expect(clippy::inline_always, reason = "numbers of tiles are constants")]
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _MM_HINT_T0, _mm_prefetch};
+use std::sync::OnceLock;
+
+use crate::kernel::Rows;
+use crate::number::PANEL;
+
+/// Rows of a tile.
+const TILE_ROWS: usize = 16;
+/// Rows of two tiles, which share the weights that are read.
+const ROWS: usize = 2 * TILE_ROWS;
+/// Bytes of a row of a tile.
+const ROW_BYTES: u16 = 64;
+/// The most units of a step.
+pub(crate) const STEP: usize = 16;
+
+/// Whether this CPU has AMX with bfloat16, and the system lets this process use it.
+pub(crate) fn is_available() -> bool {
+    static IS_AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *IS_AVAILABLE.get_or_init(|| {
+        const PARTS: u32 = 1 << 22 | 1 << 24; // bfloat16, tiles
+        let has_leaf = __cpuid(0).eax >= 7;
+        has_leaf && __cpuid_count(7, 0).edx & PARTS == PARTS && request_tiles()
+    })
+}
+
+/// Requests that the system save the tiles of this process when it interrupts a thread.
+fn request_tiles() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        // SAFETY: the request changes what the system saves, and no memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        false
+    }
+}
+
+/// Units of some columns, in steps.
+#[derive(Clone, Copy)]
+pub(crate) struct Steps {
+    /// Units of a row.
+    pub(crate) depth: usize,
+    /// Units of a step, up to 16.
+    pub(crate) len: usize,
+    /// Units from one of a column to the next.
+    pub(crate) stride: usize,
+    /// Units from those of a step to what is prefetched meanwhile if rows are few; 0 for nothing.
+    pub(crate) ahead: usize,
+}
+
+/// Writes the products of rows with vectors of 16 columns; `at` returns the address of a vector's
+/// first unit of a step, by the step and the vector.
+///
+/// # Safety
+/// [`is_available`]; rows and columns have the units, results 16 numbers a vector.
+#[inline(always)]
+pub(crate) unsafe fn product(
+    rows: Rows,
+    num_rows: usize,
+    num_vectors: usize,
+    steps: Steps,
+    at: impl Fn(usize, usize) -> *const u32,
+) {
+    let mut first = 0;
+    while first < num_rows {
+        let num = ROWS.min(num_rows - first);
+        // SAFETY: the caller's promise.
+        unsafe {
+            configure(num, steps.len);
+            let part = Part { rows: rows.skip(first), num_rows: num, steps };
+            let mut vector = 0;
+            while vector < num_vectors {
+                let from = |step: usize, index: usize| at(step, vector + index);
+                let left = num_vectors - vector;
+                vector += match (num > TILE_ROWS, left) {
+                    (true, 2..) => part.multiply::<2, 2>(vector, from),
+                    (true, _) => part.multiply::<2, 1>(vector, from),
+                    (false, 4..) => part.multiply::<1, 4>(vector, from),
+                    (false, 2 | 3) => part.multiply::<1, 2>(vector, from),
+                    (false, _) => part.multiply::<1, 1>(vector, from),
+                };
+            }
+        }
+        first += num;
+    }
+    // SAFETY: there are tiles.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// Sizes of tiles: 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Sets the sizes of all tiles for some rows, up to 32, and units of a step.
+unsafe fn configure(num_rows: usize, step: usize) {
+    #[expect(clippy::cast_possible_truncation, reason = "up to 16")]
+    let (step, upper, lower) = (
+        step as u8,
+        num_rows.min(TILE_ROWS) as u8,
+        num_rows.saturating_sub(TILE_ROWS).max(1) as u8,
+    );
+    let mut to = Configuration {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
+    to.row_bytes[..8].fill(ROW_BYTES);
+    to.row_bytes[4..6].fill(4 * u16::from(step));
+    to.rows[..4].fill(upper);
+    if num_rows > TILE_ROWS {
+        to.rows[2..4].fill(lower);
+    }
+    (to.rows[4], to.rows[5]) = (upper, lower);
+    to.rows[6..8].fill(step);
+    // SAFETY: the sizes are those of palette 1.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const to, options(nostack, readonly)) };
+}
+
+#[inline(always)]
+unsafe fn zero<const TILE: usize>() {
+    // SAFETY: the tile is configured.
+    unsafe { asm!("tilezero tmm{}", const TILE, options(nostack, nomem)) };
+}
+
+/// Reads a tile; `stride` are the units from a row to the next.
+#[inline(always)]
+unsafe fn load<const TILE: usize>(from: *const u32, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("tileloadd tmm{}, [{} + {} * 4]", const TILE, in(reg) from, in(reg) stride,
+            options(nostack, readonly));
+    }
+}
+
+/// Adds the products of a tile of rows with one of weights to a tile of sums.
+#[inline(always)]
+unsafe fn add_products<const SUMS: usize, const ROWS: usize, const WEIGHTS: usize>() {
+    // SAFETY: the tiles fit each other.
+    unsafe {
+        asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const SUMS, const ROWS, const WEIGHTS,
+            options(nostack, nomem));
+    }
+}
+
+/// Writes a tile; `stride` are the numbers from a row to the next.
+#[inline(always)]
+unsafe fn store<const TILE: usize>(to: *mut f32, stride: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("tilestored [{} + {} * 4], tmm{}", in(reg) to, in(reg) stride, const TILE,
+            options(nostack));
+    }
+}
+
+/// Up to 32 rows.
+#[derive(Clone, Copy)]
+struct Part {
+    rows: Rows,
+    num_rows: usize,
+    steps: Steps,
+}
+
+impl Part {
+    /// Writes the products with `VECTORS` vectors from one on; returns their number.  `T` are the
+    /// tiles of rows.
+    #[inline(always)]
+    unsafe fn multiply<const T: usize, const VECTORS: usize>(
+        self,
+        vector: usize,
+        from: impl Fn(usize, usize) -> *const u32,
+    ) -> usize {
+        let Self { rows, steps, .. } = self;
+        // SAFETY: the promise of `product`.
+        unsafe {
+            zero::<0>();
+            zero::<1>();
+            zero::<2>();
+            zero::<3>();
+            let whole = steps.depth / steps.len;
+
+            for step in 0..whole {
+                let units = rows.units.add(step * steps.len);
+                let weights = |index: usize| from(step, index);
+                if T == 1 && steps.ahead > 0 {
+                    prefetch::<VECTORS>(steps, weights);
+                }
+                add_step::<T, VECTORS>((units, rows.unit_stride), weights, steps.stride);
+            }
+            if whole * steps.len < steps.depth {
+                self.add_rest::<T, VECTORS>(whole, from);
+            }
+            let to = rows.result.add(vector * PANEL);
+            let below = to.wrapping_add(TILE_ROWS * rows.result_stride);
+            store::<0>(to, rows.result_stride);
+            if VECTORS > 1 {
+                store::<1>(to.add(PANEL), rows.result_stride);
+            }
+            if T == 2 {
+                store::<2>(below, rows.result_stride);
+                if VECTORS > 1 {
+                    store::<3>(below.add(PANEL), rows.result_stride);
+                }
+            } else if VECTORS == 4 {
+                store::<2>(to.add(2 * PANEL), rows.result_stride);
+                store::<3>(to.add(3 * PANEL), rows.result_stride);
+            }
+        }
+        VECTORS
+    }
+
+    /// Adds the units after the last whole step, with zeros for those that are lacking.
+    #[inline(never)]
+    unsafe fn add_rest<const T: usize, const VECTORS: usize>(
+        self,
+        step: usize,
+        from: impl Fn(usize, usize) -> *const u32,
+    ) {
+        let Self { rows, num_rows, steps } = self;
+        let first = step * steps.len;
+        let num = steps.depth - first;
+        let mut units = [[0_u32; STEP]; ROWS];
+        let mut weights = [[[0_u32; PANEL]; STEP]; VECTORS];
+        // SAFETY: the promise of `product`; tiles read what lives here.
+        unsafe {
+            for (row, units) in units.iter_mut().enumerate().take(num_rows) {
+                let from = rows.units.add(row * rows.unit_stride + first);
+                units.as_mut_ptr().copy_from_nonoverlapping(from, num);
+            }
+            for (vector, weights) in weights.iter_mut().enumerate() {
+                for (unit, weights) in weights.iter_mut().enumerate().take(num) {
+                    let from = from(step, vector).add(unit * steps.stride);
+                    weights.as_mut_ptr().copy_from_nonoverlapping(from, PANEL);
+                }
+            }
+            let weights = |index: usize| weights[index].as_ptr().cast::<u32>();
+            add_step::<T, VECTORS>((units.as_ptr().cast(), STEP), weights, PANEL);
+        }
+    }
+}
+
+/// Prefetches what is ahead of the units of a step.
+#[inline(always)]
+unsafe fn prefetch<const VECTORS: usize>(steps: Steps, weights: impl Fn(usize) -> *const u32) {
+    for vector in 0..VECTORS {
+        let ahead = weights(vector).wrapping_add(steps.ahead);
+        for unit in 0..steps.len {
+            // SAFETY: any address may be prefetched.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(unit * steps.stride).cast()) };
+        }
+    }
+}
+
+/// Adds the products of the units of a step.
+#[inline(always)]
+unsafe fn add_step<const T: usize, const VECTORS: usize>(
+    (units, unit_stride): (*const u32, usize),
+    weights: impl Fn(usize) -> *const u32,
+    stride: usize,
+) {
+    // SAFETY: the promise of `product`.
+    unsafe {
+        load::<4>(units, unit_stride);
+        if T == 2 {
+            load::<5>(units.wrapping_add(TILE_ROWS * unit_stride), unit_stride);
+        }
+        load::<6>(weights(0), stride);
+        add_products::<0, 4, 6>();
+        if T == 2 {
+            add_products::<2, 5, 6>();
+        }
+        if VECTORS > 1 {
+            load::<7>(weights(1), stride);
+            add_products::<1, 4, 7>();
+            if T == 2 {
+                add_products::<3, 5, 7>();
+            }
+        }
+        if VECTORS == 4 {
+            load::<6>(weights(2), stride);
+            add_products::<2, 4, 6>();
+            load::<7>(weights(3), stride);
+            add_products::<3, 4, 7>();
+        }
+    }
+}
