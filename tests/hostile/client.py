@@ -64,13 +64,14 @@ class Target:
     Attributes:
         port: On loopback.
         adapters: A directory with directories of adapters.
-        patience: Seconds that a client waits for an answer.
+        patience: Seconds that a client waits for an answer; long, as other programs may take the
+            processors.
         pause: Seconds of what a slow client does.
     """
 
     port: int
     adapters: Path
-    patience: float = 60.0
+    patience: float = 300.0
     pause: float = 1.0
 
     @asynccontextmanager
