@@ -4,6 +4,7 @@ It needs numpy and an installed wheel alone, so it also runs where torch does no
 of another architecture.
 """
 
+import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -83,14 +84,12 @@ def product_error(
     panels = np.zeros(
         units if is_int8 or dtype == "float32" else units // 2, np.int8 if is_int8 else np.uint32
     )
-    cpu.pack_rows(
-        panels,
-        rows=[(rows.ctypes.data, num_features, "F32", 0)],
-        dtype=dtype,
-        in_features=depth,
-        scales=scales,
-        instructions=instructions,
-    )
+    with tempfile.TemporaryFile() as file:
+        file.write(rows.tobytes())
+        file.flush()
+        parts = [(file.fileno(), 0, num_features, "F32", 0)]
+        layer = (panels, parts, depth, False, scales, None)
+        cpu.pack_layers([layer], dtype=dtype, instructions=instructions)
     packed = cpu.PackedWeights(
         panels,
         dtype=dtype,

@@ -114,3 +114,11 @@ def test_own_engine_loop_runs_with_numpy_alone(
     example = root / "examples" / "own_engine_loop.py"
     assert len(example.read_text().splitlines()) < 80
     assert len(run(bare_python, "-I", example, cwd=tmp_path).splitlines()) > 5
+
+
+def test_kernels_are_near_numpy_on_every_instruction_set(
+    bare_python: Path, root: Path, run: Run, tmp_path: Path
+) -> None:
+    lines = run(bare_python, "-I", root / "tools" / "check_kernels.py", cwd=tmp_path).splitlines()
+    assert lines[0].startswith("portable: "), lines
+    assert all(line.endswith("results, all near those of numpy") for line in lines), lines
