@@ -62,8 +62,6 @@ const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
 /// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
 pub(crate) const MOST_ROWS: usize = 64;
-/// How far ahead AMX reads a panel, in bytes.
-const AHEAD: usize = 16 * 1024;
 /// Rows that are converted to float32 at once.
 const WIDE_ROWS: usize = 512;
 
@@ -450,7 +448,7 @@ impl Product<'_> {
         let depth = self.weights.depth();
         let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
         let rows = self.rows::<BFloat16>(first_row, sums, false);
-        let ahead = AHEAD / size_of::<u32>();
+        let ahead = 16 * 1024 / size_of::<u32>();
         let steps = Steps { depth, len: amx::STEP, stride: PANEL_FEATURES, ahead };
         let at = |step: usize, vector: usize| {
             panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
