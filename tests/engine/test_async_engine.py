@@ -48,7 +48,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def slow_down(formula: FormulaModel, behind: LLMEngine) -> None:
-    """Let a request of many tokens run for seconds, whoever else takes the processors."""
+    """Let a request of many tokens run for seconds, also on a busy machine."""
     formula.executor(behind).before_sampling = partial(time.sleep, 0.02)
 
 

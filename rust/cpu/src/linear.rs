@@ -444,11 +444,13 @@ impl Product<'_> {
     /// Sums of an item of bfloat16 rows.
     #[cfg(target_arch = "x86_64")]
     unsafe fn multiply_by_amx(&self, panels: &[u32], item: usize, sums: *mut f32) {
+        /// How far ahead a panel is read for a few rows, in bytes.
+        const AHEAD: usize = 16 * 1024;
         let (panel, first_row, num_rows) = self.rows_of(item);
         let depth = self.weights.depth();
         let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
         let rows = self.rows::<BFloat16>(first_row, sums, false);
-        let ahead = 16 * 1024 / size_of::<u32>();
+        let ahead = AHEAD / size_of::<u32>();
         let steps = Steps { depth, len: amx::STEP, stride: PANEL_FEATURES, ahead };
         let at = |step: usize, vector: usize| {
             panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)

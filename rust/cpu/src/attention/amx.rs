@@ -18,20 +18,19 @@ use crate::x86::amx::{STEP, Steps, product};
 const UNITS: usize = PANEL / 2;
 
 impl Chunk<'_> {
-    /// Computes the result of the chunk's panels, of which some of `keys` are in the `used`.
+    /// Computes the result of the `keys` of the chunk that any query sees, in the `used` panels.
     ///
     /// # Safety
     /// As [`super::tile::Attend`]; the CPU has AMX.
     #[inline(always)]
     pub(super) unsafe fn attend_by_amx<I: Instructions>(
         self,
-        keys: &Range<usize>,
+        (keys, used): (&Range<usize>, &Range<usize>),
         panels: &[*const u32; CHUNK_PANELS],
         cap: Cap,
     ) {
         let Self { call, item, index, buffers, part, .. } = self;
         let (depth, columns, num_rows) = (call.depth(), call.columns(), item.queries.len());
-        let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
         let scores = Rows {
             units: buffers.queries,
             unit_stride: depth,
@@ -55,8 +54,8 @@ impl Chunk<'_> {
         unsafe {
             product(scores, num_rows, used.len(), of_keys, keys_at);
             multiply::<I>(scores, num_rows, used.len(), cap.factor);
-            weigh::<I, BFloat16>(call, item, index, (&used, cap), buffers, part);
-            let values = seen_values(keys, panels, (depth, columns), buffers.halves);
+            weigh::<I, BFloat16>(call, item, index, (used, cap), buffers, part);
+            let values = seen_values((keys, used), panels, (depth, columns), buffers.halves);
             let values_at =
                 |step: usize, vector: usize| values[used.start + step].wrapping_add(vector * PANEL);
             product(weights, num_rows, columns / PANEL, of_values, values_at);
@@ -81,14 +80,13 @@ unsafe fn multiply<I: Vectors>(rows: Rows, num_rows: usize, num_panels: usize, f
 /// The values of a chunk's panels; of a panel with tokens that are not visible, a copy in which
 /// theirs are zero, since they may be NaN, which no weight removes.
 unsafe fn seen_values(
-    keys: &Range<usize>,
+    (keys, used): (&Range<usize>, &Range<usize>),
     panels: &[*const u32; CHUNK_PANELS],
     (depth, columns): (usize, usize),
     copies: *mut u32,
 ) -> [*const u32; CHUNK_PANELS] {
     let mut values = panels.map(|panel| panel.wrapping_add(depth * PANEL));
     let mut copy = copies;
-    let used = keys.start / PANEL..keys.end.div_ceil(PANEL);
     for (panel, values) in values.iter_mut().enumerate().take(used.end).skip(used.start) {
         let seen = |token: usize| keys.contains(&(panel * PANEL + token));
         if seen(0) && seen(PANEL - 1) {

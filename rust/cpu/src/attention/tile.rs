@@ -404,7 +404,7 @@ impl<C: Cached> Kernel for AttendChunk<'_, C> {
             #[cfg(target_arch = "x86_64")]
             if call.has_amx {
                 let panels = panels.map(<*const C::Lane>::cast);
-                return self.chunk.attend_by_amx::<I>(&keys, &panels, cap);
+                return self.chunk.attend_by_amx::<I>((&keys, &used), &panels, cap);
             }
             let mut panel = used.start;
             while panel < used.end {

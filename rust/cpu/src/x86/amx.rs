@@ -77,7 +77,8 @@ pub(crate) struct Steps {
 /// first unit of a step, by the step and the vector.
 ///
 /// # Safety
-/// [`is_available`]; rows and columns have the units, results 16 numbers a vector.
+/// [`is_available`]; rows and columns have the units, results 16 numbers a vector, to which rows do
+/// not add.
 #[inline(always)]
 pub(crate) unsafe fn product(
     rows: Rows,
@@ -124,12 +125,11 @@ struct Configuration {
 
 /// Sets the sizes of all tiles for some rows, up to 32, and units of a step.
 unsafe fn configure(num_rows: usize, step: usize) {
+    let upper = num_rows.min(TILE_ROWS);
+    // One tile of rows has up to four of sums.
+    let lower = if num_rows > upper { num_rows - upper } else { upper };
     #[expect(clippy::cast_possible_truncation, reason = "up to 16")]
-    let (step, upper, lower) = (
-        step as u8,
-        num_rows.min(TILE_ROWS) as u8,
-        num_rows.saturating_sub(TILE_ROWS).max(1) as u8,
-    );
+    let [step, upper, lower] = [step, upper, lower].map(|size| size as u8);
     let mut to = Configuration {
         palette: 1,
         start_row: 0,
@@ -139,10 +139,8 @@ unsafe fn configure(num_rows: usize, step: usize) {
     };
     to.row_bytes[..8].fill(ROW_BYTES);
     to.row_bytes[4..6].fill(4 * u16::from(step));
-    to.rows[..4].fill(upper);
-    if num_rows > TILE_ROWS {
-        to.rows[2..4].fill(lower);
-    }
+    to.rows[..2].fill(upper);
+    to.rows[2..4].fill(lower);
     (to.rows[4], to.rows[5]) = (upper, lower);
     to.rows[6..8].fill(step);
     // SAFETY: the sizes are those of palette 1.
@@ -210,7 +208,6 @@ impl Part {
             zero::<2>();
             zero::<3>();
             let whole = steps.depth / steps.len;
-
             for step in 0..whole {
                 let units = rows.units.add(step * steps.len);
                 let weights = |index: usize| from(step, index);
