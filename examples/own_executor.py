@@ -1,22 +1,19 @@
-"""An executor outside the package: `LLMEngine` over a model of numpy alone, without torch.
+"""An executor outside the package: `LLMEngine` over a model of numpy.
 
-Besides pagedserve it needs tokenizers and transformers, for the tokenizer.
+It runs where pagedserve and numpy alone are installed.
 
 The model is one attention layer with random weights over paged keys and values.  It gets what every
 executor gets: the arrays of a step in its buffers, and a `StepInput`.  Here it samples, verifies
 draft tokens and returns log-probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from pagedserve import EngineArgs, LLMEngine, RequestError, SamplingParams
 from pagedserve.executor.memory import MemoryPlan, free_host_bytes, plan_memory
@@ -209,12 +206,40 @@ class NumpyExecutor:
         """Do nothing: numpy frees the memory."""
 
 
-def number_tokenizer() -> PreTrainedTokenizerFast:
-    """Words are token ids: "5 17" is [5, 17]."""
-    words = {str(token): token for token in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0")
+class NumberTokenizer:
+    """Words are token ids, "5 17" is [5, 17]: a ``Tokenizer``."""
+
+    added_tokens_decoder: Mapping[int, Any] = {}
+    chat_template = None
+    eos_token_id = EOS
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Encode a text."""
+        del options
+        return [int(word) for word in text.split()]
+
+    def __call__(self, text: str, *pair: str | None, **options: Any) -> SimpleNamespace:
+        """Encode a text, as ``input_ids``."""
+        del pair
+        return SimpleNamespace(input_ids=self.encode(text, **options))
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """Decode ids to text."""
+        del options
+        return " ".join(map(str, token_ids))
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Look up the string of each id."""
+        return [str(token) for token in ids]
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""
+        return {str(token): token for token in range(VOCAB_SIZE)}
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
+        """Refuse chats."""
+        del conversation, options
+        raise RequestError("this model has no chat template")
 
 
 def make_engine(**options: Any) -> LLMEngine:
@@ -222,7 +247,7 @@ def make_engine(**options: Any) -> LLMEngine:
     given: dict[str, Any] = {"num_gpu_blocks": 64, "block_size": 4, "max_num_seqs": 8} | options
     given["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 4}
     args = EngineArgs("numpy", enable_prefix_caching=True, **given)
-    return LLMEngine(args, executor=NumpyExecutor(args), tokenizer=number_tokenizer())
+    return LLMEngine(args, executor=NumpyExecutor(args), tokenizer=NumberTokenizer())
 
 
 def main() -> None:

@@ -27,13 +27,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
-
-import tokenizers
-from tokenizers.decoders import ByteLevel
+from typing import TYPE_CHECKING, Final, Self
 
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER
 from pagedserve.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _REPLACEMENT: Final = "\ufffd"
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -76,7 +76,7 @@ class Detokenizer:
         self._token_texts: dict[int, str] = {}
         self._empty: TextStream = _WindowStream(vocabulary=self._vocabulary)
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        if isinstance(backend, tokenizers.Tokenizer) and isinstance(backend.decoder, ByteLevel):
+        if backend is not None and _is_byte_level(backend):
             self._empty = _ByteStream(token_bytes=_TokenBytes(backend, self._vocabulary.silent))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -114,6 +114,14 @@ class Detokenizer:
     def hidden_tokens(self) -> Mapping[str, int]:
         """Special tokens that are skipped, by their names."""
         return self._vocabulary.hidden
+
+
+def _is_byte_level(backend: object) -> bool:
+    """Whether a tokenizer is one of `tokenizers`, which an engine need not have, of that kind."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
+
+    return isinstance(backend, Tokenizer) and isinstance(backend.decoder, ByteLevel)
 
 
 class _Vocabulary:
@@ -162,7 +170,7 @@ class _Vocabulary:
 class _TokenBytes:
     """Bytes of each token of a byte-level vocabulary, cached per token."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, silent: frozenset[int]) -> None:
+    def __init__(self, backend: "tokenizers.Tokenizer", silent: frozenset[int]) -> None:
         self._backend = backend
         self._known: dict[int, bytes] = dict.fromkeys(silent, b"")
 
