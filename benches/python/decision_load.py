@@ -2,9 +2,9 @@
 
 A decision is a request of several questions about a state that was never seen before.  Each round
 starts each server in a process of its own, one after the other, and sends it the same decisions:
-with one client, and with several.  Both compute in float32 and cache prefixes.  vLLM decides with
-Qwen3 alone of the models here, so the model is a Qwen3 of SmolLM2-135M's sizes and tokenizer with
-random weights.
+with one client, and with several.  Both compute in the same dtype and cache prefixes.  vLLM decides
+with Qwen3 alone of the models here, so the model is a Qwen3 of SmolLM2-135M's sizes and tokenizer
+with random weights.
 
     python benches/python/decision_load.py --vllm-python VENV/bin/python
 """
@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=8, help="at once, besides one alone")
     parser.add_argument("--decisions", type=int, default=24, help="of each load")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--vllm-python", type=Path, help="the interpreter vllm is installed for")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line")
     options = parser.parse_args(arguments)
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in range(options.rounds):
             for program, python in programs.items():
                 port = free_port()
-                with running(server_command(directory, port, python), port):
+                with running(server_command(directory, port, python, options.dtype), port):
                     for warm in range(4):
                         decide(port, make(-1 - warm))
                     for place, load in enumerate(loads):

@@ -19,9 +19,11 @@ KV_CACHE_BYTES = 4 << 30
 PAGEDSERVE = "import sys; from pagedserve.cli import main; sys.exit(main())"
 
 
-def server_command(model: str, port: int, vllm_python: Path | None = None) -> list[str]:
-    """Command of a server in float32: pagedserve's, or vLLM's for the interpreter that has it."""
-    listen = ["--port", str(port), "--dtype", "float32"]
+def server_command(
+    model: str, port: int, vllm_python: Path | None = None, dtype: str = "float32"
+) -> list[str]:
+    """Command of a server: pagedserve's, or vLLM's for the interpreter that has it."""
+    listen = ["--port", str(port), "--dtype", dtype]
     if vllm_python is None:
         command = [sys.executable, "-c", PAGEDSERVE, "serve", model, *listen]
         return [*command, "--kv-cache-memory", str(KV_CACHE_BYTES)]
