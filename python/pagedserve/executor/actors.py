@@ -128,7 +128,7 @@ class RayProcess:
         return f"its actor at {self.where.address[0]} ended"
 
     def kill(self) -> None:
-        """Kill it; it has ended when this returns."""
+        """Kill it; Ray ends its process soon after this returns."""
         import ray
 
         with contextlib.suppress(Exception):  # the cluster may be lost too

@@ -89,7 +89,7 @@ class RankProcess(Protocol):
         """How the process ended; called when it has ended, or is about to."""
 
     def kill(self) -> None:
-        """Kill it; it has ended when this returns."""
+        """Kill it, now or soon after this returns."""
 
 
 class Backend(Protocol):
