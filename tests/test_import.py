@@ -61,7 +61,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("missing", "used"),
     [
-        ("tokenizers", "pagedserve.LLM"),
+        ("tokenizers", "pagedserve.LLM(sys.argv[1])"),
         ("torch", "pagedserve.LLM(sys.argv[1], backend='torch')"),
         ("transformers", "pagedserve.LLM(sys.argv[1], backend='torch')"),
     ],
