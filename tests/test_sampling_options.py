@@ -9,7 +9,8 @@ from pagedserve import SamplingParams
 from pagedserve.cli.main import make_parser
 from pagedserve.cli.sampling import sampling_fields, sampling_params
 from pagedserve.sampling_params.options import PARAMETERS
-from pagedserve.server.protocol import ChatBody, CompletionBody
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
 
 PYTHON_ALONE = {"detokenize", "logits_processors", "output_kind"}
 # An option of each command and its value; stop may be repeated.

@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from pagedserve import LLM, AsyncLLMEngine, LLMEngine
 from pagedserve.cli.main import make_parser
-from pagedserve.server.protocol import LoadLoraBody, UnloadLoraBody
+from pagedserve.server.models.protocol import LoadLoraBody, UnloadLoraBody
 from tests.server.conftest import Served
 from tests.support.classifiers import save_classifier
 from tests.support.doc_blocks import ROOT, Command, Example, commands, python_examples

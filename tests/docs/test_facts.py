@@ -12,7 +12,7 @@ from pagedserve import EngineArgs
 from pagedserve.cli.main import make_parser
 from pagedserve.engine.defaults import server_defaults
 from pagedserve.server.app import ABSENT_PATHS
-from pagedserve.server.gate import OPEN_PATHS
+from pagedserve.server.http.gate import OPEN_PATHS
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
 from tests.support.doc_blocks import PAGES, ROOT, commands

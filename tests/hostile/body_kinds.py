@@ -8,19 +8,14 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody
-from pagedserve.server.protocol import (
-    ABSENT,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    EmbeddingBody,
-    RerankBody,
-    ScoreBody,
-    TokenizeBody,
-)
+from pagedserve.server.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
+from pagedserve.server.protocol import ABSENT
 from pagedserve.server.responses.body import ResponsesBody
+from pagedserve.server.tokens.protocol import DetokenizeBody, TokenizeBody
 from tests.hostile.client import Target, chat, completion, request
 from tests.hostile.grammar_kinds import Sent
 from tests.hostile.junk import number, size, text, value

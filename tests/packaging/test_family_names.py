@@ -16,7 +16,7 @@ ALLOWED: Final = {
     "models/tokenizer/agreement.py": "kinds of tokenizers, as GGUF files name them",
     "models/tokenizer/gguf_tokenizer.py": "kinds of tokenizers, as GGUF files name them",
     "output/beam.py": "types of beam search",
-    "server/tool_formats.py": "formats of tool calls, as options name them",
+    "server/tools/formats.py": "formats of tool calls, as options name them",
 }
 
 _PREFIXES: Final = {name.removesuffix("Config") for name in CONFIG_MAPPING_NAMES.values()}

@@ -100,6 +100,25 @@ MODEL_ROOMS: dict[str, set[str]] = {
     "check": {"families", "load", "tokenizer"},
 }
 
+# Those of `pagedserve.server`, which all may name what no room has: the jobs, the options.
+SERVER_ROOMS: dict[str, set[str]] = {
+    "http": set(),
+    "tools": set(),
+    "admin": {"http"},
+    "completions": {"http"},
+    "decisions": {"http"},
+    "files": {"http"},
+    "models": {"http"},
+    "pooling": {"http"},
+    "speech": {"http"},
+    "tokens": {"http"},
+    "chat": {"http", "tools"},
+    "messages": {"chat", "http", "tools"},
+    "responses": {"chat", "http", "tools"},
+    "ollama": {"admin", "chat", "completions", "http", "tools"},
+    "batches": {"chat", "completions", "files", "http", "pooling", "responses"},
+}
+
 # The modules and packages that may name the Rust core.
 CORE_USERS = {
     "pagedserve",
@@ -251,14 +270,15 @@ def test_python_parts_name_only_lower_ones(root: Path) -> None:
     assert not {part: names for part, names in wrong.items() if names}
 
 
-def test_rooms_of_models_name_only_lower_ones(root: Path) -> None:
-    named: dict[str, set[str]] = {room: set() for room in MODEL_ROOMS}
+@pytest.mark.parametrize(("part", "rooms"), [("models", MODEL_ROOMS), ("server", SERVER_ROOMS)])
+def test_rooms_name_only_lower_ones(root: Path, part: str, rooms: dict[str, set[str]]) -> None:
+    named: dict[str, set[str]] = {room: set() for room in rooms}
     for module, path in modules_of_package(root):
-        room = module.removeprefix("pagedserve.models.").split(".")[0]
-        if room in MODEL_ROOMS and module.startswith("pagedserve.models."):
-            ours = (name for name in imports(path) if name.startswith("pagedserve.models."))
-            named[room].update({name.split(".")[2] for name in ours} & MODEL_ROOMS.keys() - {room})
-    assert named == MODEL_ROOMS
+        room = module.removeprefix(f"pagedserve.{part}.").split(".")[0]
+        if room in rooms and module.startswith(f"pagedserve.{part}."):
+            ours = (name for name in imports(path) if name.startswith(f"pagedserve.{part}."))
+            named[room].update({name.split(".")[2] for name in ours} & rooms.keys() - {room})
+    assert named == rooms
     TopologicalSorter(named).prepare()
 
 

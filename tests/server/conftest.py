@@ -21,10 +21,11 @@ import pytest
 
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
 from pagedserve.server.context import make_context
-from pagedserve.server.listen import listen
+from pagedserve.server.http.listen import listen
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.run import Server
 from pagedserve.server.start import make_tracer
+from tests.support.described import Description
 from tests.support.formula import FormulaModel
 
 
@@ -96,6 +97,10 @@ class Served:
             sums[name] = sums.get(name, 0.0) + float(value)
         return sums
 
+    def check_answers(self) -> None:
+        """Compare each answer from now on with what ``/openapi.json`` says of it."""
+        self.http.event_hooks = {"response": [Description.of(self.http).check]}
+
     def complete(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"temperature": 0} | body)
 
@@ -140,6 +145,7 @@ def shared() -> Iterator[Served]:
     """A server of the formula for all tests of a file, with a chat template."""
     args = ServerArgs(port=0, uvicorn_log_level="warning", chat_template=TEMPLATE)
     with Served(FormulaModel().engine, args) as running:
+        running.check_answers()
         yield running
         running.wait_until_idle()
 

@@ -11,11 +11,11 @@ from llguidance import LLMatcher
 
 from pagedserve import SamplingParams
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
+from pagedserve.server.chat.answer_reader import AnswerReader
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import chat_params
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tools import AnswerReader
+from pagedserve.server.tools.formats import TOOL_FORMATS
 from tests.server.conftest import TEMPLATE, Served
 from tests.server.test_generic_tools import may_be_written, written
 from tests.server.test_tool_schemas import VOCABULARY

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pagedserve.errors import ConfigError
-from pagedserve.server.apis import OPENAI
 from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine, InputFile, input_file
 from pagedserve.server.batches.output_file import OutputFile, output_file
 from pagedserve.server.batches.requests import BatchRequest, LineError, RequestReader
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.apis import OPENAI
+from pagedserve.server.http.errors import ServerError
 
 URLS = ("/v1/completions", "/v1/embeddings")
 GOOD = {"custom_id": "a", "method": "POST", "url": URLS[0], "body": {"prompt": "x"}}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pagedserve.server.connection import (
+from pagedserve.server.http.connection import (
     MAX_CHUNKS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,

@@ -19,12 +19,12 @@ from openai.types.responses import (
 
 from pagedserve import RequestError
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
-from pagedserve.server.custom_tools import InputReader, with_functions
-from pagedserve.server.generic_tools import plain_conversation
+from pagedserve.server.chat.answer_reader import AnswerReader, forced_by_choice, held_by_format
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tools import AnswerReader, forced_by_choice, held_by_format
+from pagedserve.server.tools.custom import InputReader, with_functions
+from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.generic import plain_conversation
 from tests.server.conftest import Served
 from tests.server.test_generic_tools import may_be_written
 from tests.server.test_tool_schemas import VOCABULARY

@@ -31,6 +31,7 @@ def served(stand_in: Path) -> Any:
     )
     options = ServerArgs(port=0, uvicorn_log_level="warning", served_model_name=("tiny",))
     with Served(lambda: LLMEngine(args), options) as running:
+        running.check_answers()
         yield running
         running.wait_until_idle()
 

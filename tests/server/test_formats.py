@@ -16,11 +16,11 @@ from pagedserve.sampling_params.structured_outputs import (
     MAX_CHOICES,
     StructuredOutputsParams,
 )
-from pagedserve.server.bounds import check_bounds
-from pagedserve.server.errors import scrubbed
+from pagedserve.server.completions.protocol import CompletionBody
+from pagedserve.server.http.bounds import check_bounds
+from pagedserve.server.http.errors import scrubbed
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import completion_params
-from pagedserve.server.protocol import CompletionBody
 from tests.server.conftest import Served
 
 if TYPE_CHECKING:

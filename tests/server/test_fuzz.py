@@ -17,11 +17,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody, MessagesErrorBody
-from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody
-from pagedserve.server.ollama.routes import OllamaErrorBody
-from pagedserve.server.protocol import ABSENT, ChatBody, CompletionBody, ErrorBody, TokenizeBody
+from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody, OllamaErrorBody
+from pagedserve.server.protocol import ABSENT, ErrorBody
 from pagedserve.server.responses.body import ResponsesBody
+from pagedserve.server.tokens.protocol import TokenizeBody
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.examples import examples
 

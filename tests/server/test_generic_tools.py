@@ -12,12 +12,12 @@ from llguidance import LLMatcher
 
 from pagedserve import RequestError
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
-from pagedserve.server.generic_tools import grammar_of_calls, plain_conversation
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_readers import Call
-from pagedserve.server.tools import held_by_format
+from pagedserve.server.chat.answer_reader import held_by_format
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.generic import grammar_of_calls, plain_conversation
+from pagedserve.server.tools.readers import Call
+from pagedserve.server.tools.tag_stream import TagStream
 from tests.server.conftest import Process, Serve
 from tests.server.test_tool_schemas import SCHEMAS, TOOLS, VOCABULARY
 from tests.server.test_tools import MESSAGES, ask, checked, streamed

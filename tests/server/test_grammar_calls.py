@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedserve.server.grammar_calls import FORCED_HEAD, GrammarCalls
-from pagedserve.server.tool_readers import Call, Parts
+from pagedserve.server.tools.grammar_calls import FORCED_HEAD, GrammarCalls
+from pagedserve.server.tools.readers import Call, Parts
 
 JSON = st.recursive(
     st.text('"\\{}[],:a\n', max_size=8) | st.integers() | st.none(),

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -11,9 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from pagedserve.server.bounds import SMALL_BODY_BYTES
-from tests.server.conftest import Serve, Served
+from pagedserve.server.http.bounds import SMALL_BODY_BYTES
+from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.server.test_completions import PROMPT
+from tests.support.described import Description
 
 ORIGIN = {"Origin": "https://page.example"}
 
@@ -122,6 +124,43 @@ def test_without_origins_no_page_is_let_in(shared: Served) -> None:
     assert "access-control-allow-origin" not in shared.http.get("/version", headers=ORIGIN).headers
 
 
+def test_every_route_describes_its_answers(tmp_path: Path, serve: Serve) -> None:
+    with serve(enable_admin_routes=True, batch_directory=str(tmp_path)) as served:
+        description = Description.of(served.http)
+    schemas = description.document["components"]["schemas"]
+    assert [name for name in schemas if "__" in name] == []  # two classes of one name
+    # Generators of clients cannot write these.
+    fields = (
+        field for schema in schemas.values() for field in schema.get("properties", {}).values()
+    )
+    assert [field for field in fields if isinstance(field.get("default"), dict)] == []
+    for method, path, content in description.routes():
+        if described := content.get("application/json"):
+            name = described["schema"]["$ref"].rpartition("/")[2]
+            assert schemas[name]["properties"], (method, path)
+        else:
+            assert "text/plain" in content or path.endswith("/content"), (method, path)
+
+
+def test_chats_and_completions_have_the_fields_that_are_described(serve: Serve) -> None:
+    prediction = {"type": "content", "content": "abcdefgh"}
+    common: list[dict[str, Any]] = [
+        {},
+        {"prompt_logprobs": 1, "return_token_ids": True, "echo": True},
+        {"n": 2, "temperature": 1},
+        {"prediction": prediction},
+        {"timeout": 1e-9},
+    ]
+    messages = [{"role": "user", "content": PROMPT}]
+    with serve(enable_prompt_tokens_details=True, chat_template=TEMPLATE) as served:
+        served.check_answers()
+        for more in (*common, {"logprobs": 2, "echo": True}, {"prompt": [PROMPT, "x"]}):
+            assert served.complete(**({"prompt": PROMPT, "max_tokens": 3} | more)).is_success
+        for more in (*common, {"logprobs": True, "top_logprobs": 2}):
+            body = {"messages": messages, "max_tokens": 3} | more
+            assert served.http.post("/v1/chat/completions", json=body).is_success
+
+
 def test_the_openapi_schema_is_built_once_it_is_requested_and_delays_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,10 +186,10 @@ def test_the_openapi_schema_is_built_once_it_is_requested_and_delays_nothing(
 @pytest.mark.parametrize(
     ("path", "maker", "body"),
     [
-        ("/v1/completions", "completions.completion_params", {"prompt": PROMPT}),
+        ("/v1/completions", "completions.job.completion_params", {"prompt": PROMPT}),
         (
             "/v1/chat/completions",
-            "chat.chat_params",
+            "chat.job.chat_params",
             {"messages": [{"role": "user", "content": "x"}]},
         ),
     ],
@@ -186,13 +225,13 @@ def test_many_log_probabilities_are_written_outside_the_event_loop(
     shared: Served, monkeypatch: pytest.MonkeyPatch, writer: str, body: dict[str, Any]
 ) -> None:
     threads = []
-    write: Any = resolve_name(f"pagedserve.server.completions.{writer}")
+    write: Any = resolve_name(f"pagedserve.server.completions.job.{writer}")
 
     def noted(*given: Any) -> Any:
         threads.append(threading.current_thread().name)
         return write(*given)
 
-    monkeypatch.setattr(f"pagedserve.server.completions.{writer}", noted)
+    monkeypatch.setattr(f"pagedserve.server.completions.job.{writer}", noted)
     for num_tokens in (5, 60):
         prompt = {"prompt": list(range(1, num_tokens + 1)), "max_tokens": 2}
         begun = len(threads)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import RequestError
-from pagedserve.server.infill import infill_format
+from pagedserve.server.completions.infill import infill_format
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
 from tests.support.formula import FormulaModel

@@ -10,9 +10,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from pagedserve.server import bounds, connection
-from pagedserve.server.body import parsed, read_body
-from pagedserve.server.bounds import (
+from pagedserve.server.http import bounds, connection
+from pagedserve.server.http.body import parsed, read_body
+from pagedserve.server.http.bounds import (
     BOUNDS,
     MAX_DEPTH,
     MAX_VALUES,
@@ -21,7 +21,7 @@ from pagedserve.server.bounds import (
     Bound,
 )
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.protocol import EmbeddingBody
+from pagedserve.server.pooling.protocol import EmbeddingBody
 from tests.server.conftest import TEMPLATE, Served
 from tests.server.test_completions import PROMPT, encode, text_after
 from tests.server.test_life import slowly

@@ -61,7 +61,7 @@ def test_a_line_says_what_a_request_was(
         )
         assert 0 <= line["queue_seconds"] <= line["ttft_seconds"] <= line["e2e_seconds"]
         assert 0 < line["tpot_seconds"] * 8 <= line["e2e_seconds"]
-        assert (line["level"], line["logger"]) == ("INFO", "pagedserve.server.request_log")
+        assert (line["level"], line["logger"]) == ("INFO", "pagedserve.server.http.request_log")
     assert (whole["cached_tokens"], streamed["cached_tokens"]) == (0, 16)
     assert "cmpl-mine-True: prompts 1, prompt 17 tokens, cached 16, new 9, " in caplog.text
     assert ", preemptions 0, length\n" in caplog.text

@@ -340,7 +340,7 @@ def test_the_route_is_described_counted_and_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        caplog.at_level("INFO", "pagedserve.server.request_log"),
+        caplog.at_level("INFO", "pagedserve.server.http.request_log"),
         serve(chat_template=TEMPLATE) as served,
         client_of(served) as client,
     ):

@@ -40,6 +40,7 @@ def server() -> Iterator[Served]:
         tool_call_parser="hermes",
     )
     with Served(lambda: FormulaModel().engine(max_model_len=400), args) as running:
+        running.check_answers()
         yield running
         running.wait_until_idle()
 

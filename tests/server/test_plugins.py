@@ -18,7 +18,7 @@ from pagedserve.inputs import TokensPrompt
 from pagedserve.plugins import module_of_file
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagedserve.server.tool_formats import tool_format_of
+from pagedserve.server.tools.formats import tool_format_of
 from tests.server.conftest import TEMPLATE, Serve
 from tests.support.doc_blocks import python_examples
 from tests.support.formula import FormulaModel, byte_tokenizer

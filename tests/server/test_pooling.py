@@ -52,6 +52,7 @@ def serving(model: Path, **options: Any) -> Iterator[Served]:
     args = ServerArgs(port=0, uvicorn_log_level="warning", **options)
     engine_args = EngineArgs(str(model), use_tqdm_on_load=False)
     with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
+        served.check_answers()
         yield served
         served.wait_until_idle()
 

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, Field, TypeAdapter
 
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.responses.items import ITEMS, items_of, messages_of
 from pagedserve.server.responses.objects import ResponseObject

@@ -50,6 +50,7 @@ def hearing(whisper: Path) -> Iterator[Served]:
     args = ServerArgs(port=0, uvicorn_log_level="warning", log_prompts=True, served_model_name=name)
     engine_args = EngineArgs(str(whisper), num_gpu_blocks=256, use_tqdm_on_load=False)
     with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
+        served.check_answers()
         yield served
         served.wait_until_idle()
 
@@ -275,7 +276,7 @@ def test_a_form_that_is_parsed_is_no_open_body(
         num_open.append(hearing.context.num_open_body_bytes)
         return audio_of_file(content)
 
-    monkeypatch.setattr("pagedserve.server.speech.audio_of_file", heard)
+    monkeypatch.setattr("pagedserve.server.speech.job.audio_of_file", heard)
     content = file_of(sounds(1)[0]) + bytes(200_000)
     assert post(hearing, content, path).status_code == 200
     assert num_open == [0]

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pagedserve.config.reasoning import REASONING_FORMATS
-from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_formats import TOOL_FORMATS, tool_format_of
-from pagedserve.server.tool_readers import Call, Parts
+from pagedserve.server.tools.formats import TOOL_FORMATS, tool_format_of
+from pagedserve.server.tools.readers import Call, Parts
+from pagedserve.server.tools.tag_stream import TagStream
 
 SCHEMAS: dict[str, Any] = {
     "weather": {

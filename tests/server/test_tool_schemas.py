@@ -10,17 +10,17 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import ValidationError
 
 from pagedserve import RequestError
-from pagedserve.server.bounds import MAX_DEPTH
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tool_fields import FunctionTool
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_schemas import schema_of_calls
-from pagedserve.server.tools import (
+from pagedserve.server.chat.answer_reader import (
     check_tools,
     forced_by_choice,
     held_by_format,
     is_chosen_by_model,
 )
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.http.bounds import MAX_DEPTH
+from pagedserve.server.tools.fields import FunctionTool
+from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.schemas import schema_of_calls
 
 ITEM = {"type": "object", "additionalProperties": False}
 

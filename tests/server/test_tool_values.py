@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_values import typed, typed_arguments
+from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.values import typed, typed_arguments
 
 ROOT: dict[str, Any] = {
     "type": "object",

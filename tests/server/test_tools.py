@@ -8,7 +8,7 @@ import jsonschema
 import openai
 import pytest
 
-from pagedserve.server.tool_formats import TOOL_FORMATS
+from pagedserve.server.tools.formats import TOOL_FORMATS
 from tests.server.conftest import QUICK_START, Process
 
 WEATHER: dict[str, Any] = {

@@ -168,7 +168,7 @@ def test_a_collector_that_is_gone_is_no_error_of_a_request(
 
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pagedserve.server.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "pagedserve.server.http.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert make_tracer(None) is None
     with pytest.raises(ImportError, match=r"--otlp-traces-endpoint needs .*opentelemetry-sdk>="):

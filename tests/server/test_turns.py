@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from pagedserve.server.turns import Turns
+from pagedserve.server.http.turns import Turns
 
 NUM_REQUESTS = 20
 

@@ -8,10 +8,12 @@ from typing import Any, Final
 import pytest
 
 from pagedserve.errors import RequestError
-from pagedserve.server.body import read_body
-from pagedserve.server.bounds import MAX_STRINGS, MODEL_LENGTH
-from pagedserve.server.protocol import ChatBody, CompletionBody, EmbeddingBody
-from pagedserve.server.unparsed import marks_outside_strings
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
+from pagedserve.server.http.body import read_body
+from pagedserve.server.http.bounds import MAX_STRINGS, MODEL_LENGTH
+from pagedserve.server.http.unparsed import marks_outside_strings
+from pagedserve.server.pooling.protocol import EmbeddingBody
 
 _LENGTH: Final = 32_768
 

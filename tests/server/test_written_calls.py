@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pagedserve.server.generic_tools import HELD_HEAD
-from pagedserve.server.tag_stream import TagStream
-from pagedserve.server.tool_formats import TOOL_FORMATS
-from pagedserve.server.tool_readers import Call, Parts
+from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.generic import HELD_HEAD
+from pagedserve.server.tools.readers import Call, Parts
+from pagedserve.server.tools.tag_stream import TagStream
 from tests.server.test_tag_stream import CLOSING, GIVEN, HOSTILE, TEXTS
 from tests.support.examples import examples
 

@@ -7,7 +7,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.sampling_params.options import SamplingOptions
-from pagedserve.server.bounds import BOUNDS
+from pagedserve.server.http.bounds import BOUNDS
 from pagedserve.server.options import ServerArgs
 from tests.support.option_tables import with_table
 
@@ -23,7 +23,7 @@ PAGES: Final[dict[str, type]] = {
 
 # The page of bounds, and what is around its table.
 LIMITS: Final = DOCS / "limits.md"
-_BEGIN: Final = "<!-- made by `make options` from python/pagedserve/server/bounds.py -->\n"
+_BEGIN: Final = "<!-- made by `make options` from python/pagedserve/server/http/bounds.py -->\n"
 _END: Final = "<!-- end of the table -->"
 
 

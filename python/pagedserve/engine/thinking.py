@@ -4,7 +4,7 @@ Where the reasoning of a sequence starts and ends is a function of its new token
 that a budget forces.  So recomputed, swapped, forked and resumed sequences need nothing else, and
 neither do rows after draft tokens.
 
-The tags are found in the text, as the server finds them (`pagedserve.server.tag_stream`): at the
+The tags are found as the server finds them (`pagedserve.server.tools.tag_stream`): at the
 start of a text only, and once.  A model may encode a tag in other tokens than the tokenizer.
 
 Costs: a lookup per token; some microseconds for a token that may complete a tag.  Nothing for

@@ -13,17 +13,17 @@ from pagedserve.engine.lanes import Lanes
 from pagedserve.inputs.speech import SpeechRules
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.server.adapters import ServedAdapters
-from pagedserve.server.bounds import SMALL_BODY_BYTES
-from pagedserve.server.errors import ServerError, UnavailableError
+from pagedserve.server.http.bounds import SMALL_BODY_BYTES
+from pagedserve.server.http.errors import ServerError, UnavailableError
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
+from pagedserve.server.models.adapters import ServedAdapters
 from pagedserve.server.options import LoraModule, ServerArgs
 from pagedserve.server.responses.store import ResponseStore
 from pagedserve.server.tokenization import Tokenization
 
 if TYPE_CHECKING:
-    from pagedserve.server.tracing import Tracer
+    from pagedserve.server.http.tracing import Tracer
 
 T = TypeVar("T")
 

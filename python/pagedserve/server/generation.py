@@ -10,7 +10,7 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 
 
 @dataclass(slots=True)

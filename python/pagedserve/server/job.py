@@ -26,10 +26,10 @@ from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.server.apis import error_event
 from pagedserve.server.context import Context, Running
-from pagedserve.server.errors import ServerError, server_error
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
+from pagedserve.server.http.apis import error_event
+from pagedserve.server.http.errors import ServerError, server_error
 from pagedserve.server.protocol import Body, EngineBody
 
 # Status codes from this one on are errors of the server.

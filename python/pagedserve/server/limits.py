@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.server.errors import ServerError, UnavailableError
+from pagedserve.server.http.errors import ServerError, UnavailableError
 
 # The last ends of this many requests estimate how fast capacity becomes free.
 _NUM_ENDS: Final = 64

@@ -11,9 +11,9 @@ from typing import Final, Literal, NamedTuple, Self
 import pagedserve.checks as checks
 from pagedserve.config.options import add_arguments, check_options, describe, option, parse_bytes
 from pagedserve.config.reasoning import REASONING_FORMATS
-from pagedserve.server.bounds import MAX_ID_CHARS
+from pagedserve.server.http.bounds import MAX_ID_CHARS
 from pagedserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagedserve.server.tool_formats import TOOL_FORMATS
+from pagedserve.server.tools.formats import TOOL_FORMATS
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30

@@ -8,10 +8,16 @@ from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.sampling_params.checks import temperature, truncate_prompt_tokens
 from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
-from pagedserve.server.bounds import MAX_PROMPTS, check_schema
-from pagedserve.server.protocol import Body, ChatBody, CompletionBody
-from pagedserve.server.tool_formats import ToolFormat
-from pagedserve.server.tools import check_text_of_tools, forced_by_choice, held_by_format
+from pagedserve.server.chat.answer_reader import (
+    check_text_of_tools,
+    forced_by_choice,
+    held_by_format,
+)
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
+from pagedserve.server.http.bounds import MAX_PROMPTS, check_schema
+from pagedserve.server.protocol import Body
+from pagedserve.server.tools.formats import ToolFormat
 
 # Parameters that a model's generation_config may set, if the body does not.
 _RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]

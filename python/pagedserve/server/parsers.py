@@ -13,8 +13,8 @@ import pagedserve.checks as checks
 from pagedserve.config.reasoning import REASONING_FORMATS, ReasoningFormat
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.plugins import has_entry_point, module_of_file, object_of
-from pagedserve.server.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
-from pagedserve.server.tool_readers import Call, Schemas
+from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pagedserve.server.tools.readers import Call, Schemas
 
 __all__ = [
     "REASONING_PARSERS",

@@ -8,7 +8,7 @@ from pagedserve.decisions.calibration import Calibration
 from pagedserve.errors import ConfigError
 from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.files.lock import lock_directory
-from pagedserve.server.listen import Listener, allow_descriptors, listen
+from pagedserve.server.http.listen import Listener, allow_descriptors, listen
 from pagedserve.server.options import ServerArgs
 
 

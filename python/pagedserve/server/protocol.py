@@ -1,4 +1,4 @@
-"""Request bodies: their fields and types.
+"""What bodies of requests and responses share: their fields and types.
 
 ``SamplingParams`` and the engine check combinations of values.  An unknown field is refused by
 name, one without effect is ignored (``HARMLESS``), and one of an unsupported feature is refused
@@ -8,25 +8,20 @@ unless its value requests nothing (``ABSENT``).
 import reprlib
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import pagedserve.checks as checks
 from pagedserve.config.options import options_of
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
-from pagedserve.server.bounds import MAX_ID_CHARS
 from pagedserve.server.fields import (
-    Messages,
-    NullsLeftOut,
     PredictedContent,
-    Prompts,
     ResponseFormat,
     SizedBody,
     StreamOptions,
     TokenIds,
 )
-from pagedserve.server.tool_fields import AllowedToolChoice, NamedTool, Tool
+from pagedserve.server.http.bounds import MAX_ID_CHARS
 
 # Fields of OpenAI and vLLM that have no effect here.
 HARMLESS: Final = frozenset(
@@ -69,8 +64,6 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "chunking_strategy": ("auto",),
 }
 
-ToolMode: TypeAlias = Literal["none", "auto", "required"]
-ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Range of priorities and of seeds.
 MAX_INT: Final = 2**63 - 1
@@ -188,152 +181,39 @@ class Body(SamplingBody):
             )
 
 
-class CompletionBody(Body):
-    """``POST /v1/completions``."""
+class CachedTokens(BaseModel):
+    """Tokens of prompts that were in the prefix cache."""
 
-    prompt: Prompts
-    suffix: str | None = Field(default=None, description="Text after the new text.")
-    logprobs: int | None = None
-    add_special_tokens: bool = True
+    cached_tokens: int
 
 
-class ChatBody(Body):
-    """``POST /v1/chat/completions``."""
+class PredictedTokens(BaseModel):
+    """Tokens of a prediction that the text has, and those that it has not."""
 
-    may_have_images: ClassVar[bool] = True
-
-    messages: Messages
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: Literal[False] = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
-    parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
-    include_reasoning: bool = True
-    reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="A variable of the chat template, which may read it."
-    )
-    verbosity: str | None = Field(default=None, description="Another such variable.")
-
-    @property
-    def usable_tools(self) -> list[Tool]:
-        """Tools that the model may or must call."""
-        tools = self.tools or []
-        if isinstance(self.tool_choice, AllowedToolChoice):
-            allowed = {tool.name for tool in self.tool_choice.allowed_tools.tools}
-            return [tool for tool in tools if tool.name in allowed]
-        return [] if self.tool_choice == "none" else tools
-
-    @property
-    def choice(self) -> ToolMode | NamedTool:
-        """How one of ``usable_tools`` is chosen."""
-        if isinstance(self.tool_choice, AllowedToolChoice):
-            return self.tool_choice.allowed_tools.mode
-        return self.tool_choice or "auto"
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
-class InputBody(TextBody):
-    """Fields of pooling requests."""
+class UsageInfo(BaseModel):
+    """Tokens of a request and its response."""
 
-    input: Prompts
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    prompt_name: str | None = None
-
-
-class EmbeddingBody(InputBody):
-    """``POST /v1/embeddings``."""
-
-    normalize: bool | None = None
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: PredictedTokens | None = None
 
 
-class PoolingBody(InputBody):
-    """``POST /pooling``."""
+class PromptLogprob(BaseModel):
+    """Log-probability of a token of the vocabulary in the place of a prompt's token."""
 
-    use_activation: bool | None = None
-
-
-class ClassificationBody(TextBody):
-    """``POST /classify``."""
-
-    input: Prompts
-    use_activation: bool | None = None
+    logprob: float
+    rank: int
+    decoded_token: str | None
 
 
-class ScoreBody(TextBody):
-    """``POST /score``."""
-
-    text_1: str | list[str]
-    text_2: str | list[str]
-
-
-class Document(NullsLeftOut):
-    """A document to rank."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    text: str
-
-
-class RerankBody(TextBody):
-    """``POST /rerank``, as clients of Jina and Cohere send it."""
-
-    query: str
-    documents: list[str | Document]
-    top_n: int | None = Field(default=None, ge=0)  # vLLM's default is 0, for all
-    return_documents: bool = True
-
-
-class SpeechBody(EngineBody):
-    """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, as a form."""
-
-    file: UploadFile
-    language: str | None = Field(default=None, description="Spoken language, as a code such as en.")
-    prompt: str | None = Field(default=None, description="Previous transcript.")
-    response_format: Literal["json", "text", "verbose_json"] = "json"
-    temperature: float = 0.0
-    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
-    stream: bool = False
-
-    def check_fields(self, *, allows_unknown: bool) -> None:
-        """Run the checks of all requests, and refuse fields that streams do not support."""
-        super().check_fields(allows_unknown=allows_unknown)
-        if self.stream and self.response_format == "verbose_json":
-            raise RequestError(
-                "response_format is 'verbose_json' with stream; it is for whole answers",
-                param="response_format",
-            )
-
-
-class TokenizeBody(SizedBody):
-    """``POST /tokenize``: a prompt or a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
-    may_have_images: ClassVar[bool] = True
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
-
-
-class DetokenizeBody(BaseModel):
-    """``POST /detokenize``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = None
-    tokens: TokenIds
+# Of each token of a prompt, by id; null for the first.
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 
 
 class ErrorDetail(BaseModel):
@@ -349,30 +229,3 @@ class ErrorBody(BaseModel):
     """Body of every error response."""
 
     error: ErrorDetail
-
-
-class AbortBody(BaseModel):
-    """``POST /abort_requests``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    request_ids: list[str]
-
-
-class LoadLoraBody(BaseModel):
-    """``POST /v1/load_lora_adapter``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1, pattern=r"^[^\x00]+$")
-    load_inplace: bool = False
-
-
-class UnloadLoraBody(BaseModel):
-    """``POST /v1/unload_lora_adapter``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    lora_name: str
-    lora_int_id: int | None = None

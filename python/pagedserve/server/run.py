@@ -26,15 +26,15 @@ from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.app import build_app
 from pagedserve.server.batches.service import BatchService
 from pagedserve.server.collector import IdleCollector
-from pagedserve.server.connection import BoundedProtocol, default_max_connections
 from pagedserve.server.context import Context, make_context
-from pagedserve.server.errors import ServerError
-from pagedserve.server.listen import Listener
+from pagedserve.server.http.connection import BoundedProtocol, default_max_connections
+from pagedserve.server.http.errors import ServerError
+from pagedserve.server.http.listen import Listener
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.prepare import Prepared
 
 if TYPE_CHECKING:
-    from pagedserve.server.tracing import Tracer
+    from pagedserve.server.http.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 

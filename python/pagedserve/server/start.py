@@ -16,7 +16,7 @@ from pagedserve.server.options import ServerArgs
 from pagedserve.server.prepare import Prepared
 
 if TYPE_CHECKING:
-    from pagedserve.server.tracing import Tracer
+    from pagedserve.server.http.tracing import Tracer
 
 
 def serve(
@@ -88,5 +88,5 @@ def make_tracer(endpoint: str | None) -> "Tracer | None":
     if endpoint is None:
         return None
     with extra_needed("--otlp-traces-endpoint", "otel"):
-        from pagedserve.server.tracing import Tracer
+        from pagedserve.server.http.tracing import Tracer
     return Tracer(endpoint)

@@ -15,16 +15,18 @@ from pagedserve.inputs.chat import Conversation, chat_prompt
 from pagedserve.inputs.images import ImageRules
 from pagedserve.inputs.prompts import check_unicode
 from pagedserve.output.detokenizer import Detokenizer
-from pagedserve.server.bounds import CHARS_PER_TOKEN
-from pagedserve.server.custom_tools import with_functions
-from pagedserve.server.errors import ServerError
-from pagedserve.server.generic_tools import plain_conversation
-from pagedserve.server.infill import InfillFormat, infill_format
+from pagedserve.server.chat.answer_reader import AnswerReader, is_chosen_by_model
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.infill import InfillFormat, infill_format
+from pagedserve.server.http.bounds import CHARS_PER_TOKEN
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.protocol import Body, ChatBody, TokenizeBody
-from pagedserve.server.tool_fields import lark_inputs
-from pagedserve.server.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
-from pagedserve.server.tools import AnswerReader, is_chosen_by_model
+from pagedserve.server.protocol import Body
+from pagedserve.server.tokens.protocol import TokenizeBody
+from pagedserve.server.tools.custom import with_functions
+from pagedserve.server.tools.fields import lark_inputs
+from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pagedserve.server.tools.generic import plain_conversation
 from pagedserve.tokenizer import Tokenizer
 
 T = TypeVar("T")

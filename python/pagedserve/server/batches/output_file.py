@@ -25,7 +25,7 @@ from pagedserve.server.batches.requests import BatchRequest, LineError
 from pagedserve.server.files.lock import lock_file
 
 if TYPE_CHECKING:  # it imports FastAPI, and files are refused earlier
-    from pagedserve.server.errors import ServerError
+    from pagedserve.server.http.errors import ServerError
 
 _START: Final = b'{"id": "batch_req_'
 # How each line begins: the number of the input's line, custom_id, and the HTTP status.

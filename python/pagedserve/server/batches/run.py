@@ -17,18 +17,20 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from pagedserve.errors import RequestError
-from pagedserve.server.apis import OPENAI
 from pagedserve.server.batches.input_file import BatchLine, InputFile
 from pagedserve.server.batches.output_file import OutputFile
 from pagedserve.server.batches.requests import BatchRequest, LineError, RequestReader
-from pagedserve.server.body import sizes_of, validated
-from pagedserve.server.chat import chat_job
-from pagedserve.server.completions import completion_job
+from pagedserve.server.chat.job import chat_job
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.job import completion_job
+from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.context import Context
-from pagedserve.server.errors import UnavailableError, reported
+from pagedserve.server.http.apis import OPENAI
+from pagedserve.server.http.body import sizes_of, validated
+from pagedserve.server.http.errors import UnavailableError, reported
 from pagedserve.server.job import Job
-from pagedserve.server.pooling import embedding_job
-from pagedserve.server.protocol import ChatBody, CompletionBody, EmbeddingBody
+from pagedserve.server.pooling.job import embedding_job
+from pagedserve.server.pooling.protocol import EmbeddingBody
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.job import responses_job
 

@@ -31,11 +31,11 @@ from pagedserve.server.batches.objects import (
 from pagedserve.server.batches.output_file import OutputFile, divide, output_file
 from pagedserve.server.batches.run import URLS, BatchRun, Capacity
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError, reported, scrubbed
 from pagedserve.server.files.objects import FileObject
 from pagedserve.server.files.records import Records, new_id
 from pagedserve.server.files.store import FileStore
 from pagedserve.server.files.thread import to_end
+from pagedserve.server.http.errors import ServerError, reported, scrubbed
 from pagedserve.server.protocol import MAX_INT
 
 logger = logging.getLogger(__name__)

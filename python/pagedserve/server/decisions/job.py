@@ -18,7 +18,7 @@ from pagedserve.server.decisions.protocol import (
     DecisionUsage,
     QuestionDiagnostics,
 )
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.job import TokenJob
 from pagedserve.server.limits import guessed_num_tokens
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pagedserve.errors import ConfigError
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 
 # Suffix of files that are being written.
 _PARTIAL: Final = ".partial"

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pagedserve.server.errors import ServerError
 from pagedserve.server.files.objects import FileObject
 from pagedserve.server.files.records import Page, Records, new_id
 from pagedserve.server.files.thread import to_end
+from pagedserve.server.http.errors import ServerError
 
 # Files of all API keys; outputs of batches are stored beyond it.
 MAX_FILES: Final = 10_000

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from pagedserve.server.tool_values import DECODER
+from pagedserve.server.tools.values import DECODER
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.fields import JsonSchema, ResponseFormat
 from pagedserve.server.messages.protocol import (
     Block,
@@ -18,8 +19,7 @@ from pagedserve.server.messages.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tool_fields import Function, FunctionTool, NamedFunction, ToolName
+from pagedserve.server.tools.fields import Function, FunctionTool, NamedFunction, ToolName
 
 # Start of the result of a tool that failed: templates have no field for it.
 _ERROR: Final = "Error:"

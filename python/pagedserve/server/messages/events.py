@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pagedserve.server.apis import typed_event
+from pagedserve.server.http.apis import typed_event
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
 
 

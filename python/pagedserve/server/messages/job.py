@@ -8,18 +8,18 @@ from functools import partial
 from typing import Any
 
 from pagedserve.outputs import CompletionOutput
-from pagedserve.server.apis import typed_event
-from pagedserve.server.chat import prepare_chat, renamed_fields
+from pagedserve.server.chat.answer_reader import AnswerReader
+from pagedserve.server.chat.job import prepare_chat, renamed_fields
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.apis import typed_event
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.job import TokenJob
 from pagedserve.server.messages.blocks import BlockReader, ContentBlock
 from pagedserve.server.messages.conversion import NAMES, chat_of
 from pagedserve.server.messages.events import BlockEvents
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
-from pagedserve.server.protocol import ChatBody
-from pagedserve.server.tool_fields import NamedTool
-from pagedserve.server.tools import AnswerReader
+from pagedserve.server.tools.fields import NamedTool
 
 
 async def message_job(context: Context, body: MessagesBody, answer_id: str) -> "MessageJob":

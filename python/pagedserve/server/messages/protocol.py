@@ -212,7 +212,7 @@ class CountTokensBody(EngineBody):
     tools: list[ToolParam] = Field(default_factory=list)
     tool_choice: Annotated[ToolChoice | NamedToolChoice | None, Field(discriminator="type")] = None
     thinking: Thinking | None = None
-    output_config: OutputConfig = OutputConfig()
+    output_config: OutputConfig = Field(default_factory=OutputConfig)
 
 
 class MessagesBody(CountTokensBody):

@@ -5,6 +5,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 
 from pagedserve.server.context import Context
+from pagedserve.server.http.routing import JSON, Responses, answer_id, job_response, streamed
 from pagedserve.server.messages.api import ROOT
 from pagedserve.server.messages.job import message_job, num_tokens
 from pagedserve.server.messages.protocol import (
@@ -14,19 +15,17 @@ from pagedserve.server.messages.protocol import (
     MessagesErrorBody,
     TokenCount,
 )
-from pagedserve.server.routing import JSON, STREAMED, answer_id, job_response
 
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+_ERRORS: Final[Responses] = {
     "4XX": {"model": MessagesErrorBody},
     "5XX": {"model": MessagesErrorBody},
 }
-_MESSAGE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Message, **STREAMED[200]}}
 
 
 def add_messages(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
 
-    @app.post(ROOT, responses=_ERRORS | _MESSAGE, dependencies=JSON)
+    @app.post(ROOT, responses=_ERRORS | streamed(Message), dependencies=JSON)
     async def messages(body: MessagesBody, request: Request) -> Any:
         """Generate the next message of a conversation, in Anthropic's format."""
         named = answer_id("msg_", request, body.request_id)

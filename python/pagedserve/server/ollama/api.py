@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from pagedserve.server.apis import Api
-from pagedserve.server.errors import ServerError, scrubbed
+from pagedserve.server.http.apis import Api
+from pagedserve.server.http.errors import ServerError, scrubbed
 
 # Root of the API's paths.
 ROOT: Final = "/api"

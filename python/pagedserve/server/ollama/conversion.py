@@ -4,15 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.fields import JsonSchema, ResponseFormat
 from pagedserve.server.ollama.protocol import (
     GenerateBody,
-    MessageParam,
     OllamaBody,
     OllamaChatBody,
+    OllamaMessageParam,
     Options,
 )
-from pagedserve.server.protocol import ChatBody, CompletionBody
 
 # What errors name instead of fields of a chat.
 NAMES: Final = {
@@ -52,8 +53,8 @@ def chat_of(body: OllamaChatBody) -> ChatBody:
 
 def chat_of_prompt(body: GenerateBody) -> ChatBody:
     """Convert a prompt to a chat of one message, or two with a system message."""
-    system = [MessageParam(role="system", content=body.system)] if body.system else []
-    user = MessageParam(role="user", content=body.prompt, images=body.images)
+    system = [OllamaMessageParam(role="system", content=body.system)] if body.system else []
+    user = OllamaMessageParam(role="user", content=body.prompt, images=body.images)
     return _chat(body, [*_messages_of([*system, user])])
 
 
@@ -140,7 +141,7 @@ def _thinking(body: OllamaBody) -> dict[str, Any]:
     }
 
 
-def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
+def _messages_of(messages: Sequence[OllamaMessageParam]) -> Iterator[dict[str, Any]]:
     """Messages of the chat; calls get ids, and the results of tools those of the calls before."""
     waiting: list[_Call] = []
     num_calls = 0
@@ -163,7 +164,7 @@ def _messages_of(messages: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def _result_of(message: MessageParam, waiting: list[_Call]) -> dict[str, str]:
+def _result_of(message: OllamaMessageParam, waiting: list[_Call]) -> dict[str, str]:
     """Name and id of the call that a message answers: by id, else by name, else the first."""
     by_id = [call for call in waiting if call.given_id and call.given_id == message.tool_call_id]
     by_name = [call for call in waiting if call.name == message.tool_name]
@@ -176,7 +177,7 @@ def _result_of(message: MessageParam, waiting: list[_Call]) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _content_of(message: MessageParam) -> str | list[dict[str, Any]]:
+def _content_of(message: OllamaMessageParam) -> str | list[dict[str, Any]]:
     if not message.images:
         return message.content
     images = [

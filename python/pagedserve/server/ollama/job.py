@@ -11,10 +11,12 @@ from typing import Any, Final
 from pagedserve.engine.stats import request_time
 from pagedserve.errors import RequestError
 from pagedserve.outputs import CompletionOutput, RequestOutput
-from pagedserve.server.chat import prepare_chat, renamed_fields
-from pagedserve.server.completions import completion_job
+from pagedserve.server.chat.answer_reader import AnswerReader
+from pagedserve.server.chat.job import prepare_chat, renamed_fields
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.completions.job import completion_job
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import TokenNames, chat_logprobs
 from pagedserve.server.ollama.conversion import (
@@ -24,8 +26,7 @@ from pagedserve.server.ollama.conversion import (
     completion_of,
 )
 from pagedserve.server.ollama.protocol import GenerateBody, OllamaBody, OllamaChatBody
-from pagedserve.server.protocol import Body, ChatBody
-from pagedserve.server.tools import AnswerReader
+from pagedserve.server.protocol import Body
 
 _NANOSECONDS: Final = 10**9
 # Name of a model without a tag, as clients complete it.

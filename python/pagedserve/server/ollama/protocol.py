@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API: their fields and types.
+"""Requests and responses of Ollama's API: their fields and types.
 
 Options of memory and loading are part of the types, and passed over; any other unknown field is
 refused by name.
@@ -6,12 +6,13 @@ refused by name.
 
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagedserve.errors import RequestError
+from pagedserve.server.chat.protocol import ChosenLogprob
 from pagedserve.server.fields import NullsLeftOut, SizedBody
 from pagedserve.server.protocol import MAX_INT, EngineBody
-from pagedserve.server.tool_fields import FunctionTool
+from pagedserve.server.tools.fields import FunctionTool
 
 # Options of samplers that are not supported, and their values that request nothing.
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
@@ -103,7 +104,7 @@ class ToolCall(_Part):
     function: CalledFunction
 
 
-class MessageParam(_Part):
+class OllamaMessageParam(_Part):
     """A message of the conversation."""
 
     role: str = Field(min_length=1, max_length=64)
@@ -135,7 +136,7 @@ class OllamaBody(EngineBody):
     model: str = Field(min_length=1)
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] = ""
-    options: Options = Options()
+    options: Options = Field(default_factory=Options)
     think: bool | Effort | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0)
@@ -144,7 +145,7 @@ class OllamaBody(EngineBody):
 class OllamaChatBody(OllamaBody):
     """``POST /api/chat``."""
 
-    messages: list[MessageParam] = Field(default_factory=list)
+    messages: list[OllamaMessageParam] = Field(default_factory=list)
     tools: list[FunctionTool] = Field(default_factory=list)
 
 
@@ -165,3 +166,94 @@ class ShowBody(SizedBody):
     model: str | None = None
     name: str | None = Field(default=None, description="Former name of ``model``.")
     verbose: bool = False
+
+
+class OllamaErrorBody(BaseModel):
+    """Body of every error response of Ollama's API."""
+
+    error: str
+
+
+class OllamaFunction(BaseModel):
+    """The function of a call of a response, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(BaseModel):
+    """Tool call of a response."""
+
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    """Message of the model."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+
+
+class OllamaAnswer(BaseModel):
+    """Fields of both kinds of responses, and of each line of a stream; the last has the counts.
+
+    Durations are nanoseconds.
+    """
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+    logprobs: list[ChosenLogprob] | None = None
+
+
+class OllamaChat(OllamaAnswer):
+    """Response of ``POST /api/chat``."""
+
+    message: OllamaMessage
+
+
+class OllamaText(OllamaAnswer):
+    """Response of ``POST /api/generate``."""
+
+    response: str
+    thinking: str | None = None
+
+
+class ModelDetails(BaseModel):
+    """The model of an adapter; empty for a model."""
+
+    parent_model: str
+
+
+class OllamaModel(BaseModel):
+    """A model or adapter."""
+
+    name: str
+    model: str
+    modified_at: str
+    details: ModelDetails
+
+
+class OllamaModels(BaseModel):
+    """Response of ``GET /api/tags``."""
+
+    models: list[OllamaModel]
+
+
+class OllamaDescription(BaseModel):
+    """Response of ``POST /api/show``."""
+
+    details: ModelDetails
+    modified_at: str
+    template: str
+    capabilities: list[str]
+    model_info: dict[str, Any]

@@ -4,28 +4,29 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 
 from pagedserve.inputs.images import ImageRules
+from pagedserve.server.admin.protocol import Version
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
+from pagedserve.server.http.routing import JSON, Responses, answer_id, described, job_response
 from pagedserve.server.ollama.api import ROOT
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
-from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody, ShowBody
-from pagedserve.server.routing import JSON, answer_id, job_response
+from pagedserve.server.ollama.protocol import (
+    GenerateBody,
+    ModelDetails,
+    OllamaChat,
+    OllamaChatBody,
+    OllamaDescription,
+    OllamaErrorBody,
+    OllamaModel,
+    OllamaModels,
+    OllamaText,
+    ShowBody,
+)
 
-
-class OllamaErrorBody(BaseModel):
-    """Body of every error response of Ollama's API."""
-
-    error: str
-
-
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": OllamaErrorBody},
-    "5XX": {"model": OllamaErrorBody},
-}
-_LINES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"application/x-ndjson": {}}}}
+_ERRORS: Final[Responses] = {"4XX": {"model": OllamaErrorBody}, "5XX": {"model": OllamaErrorBody}}
+_LINES: Final = "application/x-ndjson"
 # Routes that manage models or compute embeddings.
 _ABSENT: Final = (
     *("pull", "push", "create", "copy", "delete", "ps", "embed", "embeddings"),
@@ -35,8 +36,9 @@ _ABSENT: Final = (
 
 def add_ollama(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
+    chat = described(OllamaChat, _LINES)
 
-    @app.post(f"{ROOT}/chat", responses=_ERRORS | _LINES, dependencies=JSON)
+    @app.post(f"{ROOT}/chat", responses=_ERRORS | chat, dependencies=JSON)
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Any:
         """Generate the next message of a conversation, in Ollama's format."""
         if not body.messages:
@@ -45,7 +47,9 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         named = answer_id("chat-", request, body.request_id)
         return job_response(await chat_job(context, body, named), request)
 
-    @app.post(f"{ROOT}/generate", responses=_ERRORS | _LINES, dependencies=JSON)
+    text = described(OllamaText, _LINES)
+
+    @app.post(f"{ROOT}/generate", responses=_ERRORS | text, dependencies=JSON)
     async def ollama_generate(body: GenerateBody, request: Request) -> Any:
         """Answer a prompt, in Ollama's format."""
         if not body.prompt:
@@ -54,22 +58,22 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         return job_response(await generate_job(context, body, named), request)
 
     @app.get(f"{ROOT}/tags", responses=_ERRORS)
-    async def ollama_tags() -> dict[str, Any]:
+    async def ollama_tags() -> OllamaModels:
         """List the model under all its names, and its adapters, in Ollama's format."""
         await context.check_ready()
         names = [*context.names, *context.adapters.names]
-        return {"models": [_card(context, name) for name in names]}
+        return OllamaModels(models=[_card(context, name) for name in names])
 
     @app.post(f"{ROOT}/show", responses=_ERRORS, dependencies=JSON)
-    async def ollama_show(body: ShowBody) -> dict[str, Any]:
+    async def ollama_show(body: ShowBody) -> OllamaDescription:
         """Describe the model, in Ollama's format."""
         await context.check_ready()
         return await _description(context, model_name(context, body.model or body.name))
 
     @app.get(f"{ROOT}/version", responses=_ERRORS)
-    async def ollama_version() -> dict[str, str]:
+    async def ollama_version() -> Version:
         """Return the server's version."""
-        return {"version": app.version}
+        return Version(version=app.version)
 
     for name in _ABSENT:
 
@@ -92,17 +96,18 @@ async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]
     return {"model": name, "created_at": stamp(), **fields, **done}
 
 
-def _card(context: Context, name: str) -> dict[str, Any]:
+def _card(context: Context, name: str) -> OllamaModel:
+    return OllamaModel(name=name, model=name, **_common(context, name))
+
+
+def _common(context: Context, name: str) -> dict[str, Any]:
+    """What a list of models has and a description."""
     created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
-    return {"name": name, "model": name, "modified_at": created, **_details(context, name)}
-
-
-def _details(context: Context, name: str) -> dict[str, Any]:
     parent = "" if context.adapters.get(name) is None else context.names[0]
-    return {"details": {"parent_model": parent}}
+    return {"modified_at": created, "details": ModelDetails(parent_model=parent)}
 
 
-async def _description(context: Context, name: str) -> dict[str, Any]:
+async def _description(context: Context, name: str) -> OllamaDescription:
     model = await context.client.get_model_config()
     text = context.text
     has_images = isinstance(model.images, ImageRules)
@@ -113,15 +118,14 @@ async def _description(context: Context, name: str) -> dict[str, Any]:
         "vision": has_images,
         "thinking": context.args.reasoning_parser is not None,
     }
-    return {
-        **_details(context, name),
-        "modified_at": _card(context, name)["modified_at"],
-        "template": text.shown_template,
-        "capabilities": [name for name, has in capabilities.items() if has],
-        "model_info": {
+    return OllamaDescription(
+        template=text.shown_template,
+        capabilities=[name for name, has in capabilities.items() if has],
+        model_info={
             "general.architecture": "pagedserve",
             "general.basename": name,
             "pagedserve.context_length": model.max_model_len,
             "pagedserve.vocab_size": model.vocab_size,
         },
-    }
+        **_common(context, name),
+    )

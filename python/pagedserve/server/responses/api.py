@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from pagedserve.server.apis import OPENAI
+from pagedserve.server.http.apis import OPENAI
 
 # Root of the API's paths.
 ROOT: Final = "/v1/responses"

@@ -1,33 +1,35 @@
 """Body of ``POST /v1/responses``."""
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
 from pagedserve.errors import RequestError
-from pagedserve.server.bounds import MAX_ID_CHARS
+from pagedserve.server.chat.protocol import ReasoningEffort
 from pagedserve.server.fields import JsonSchema, Metadata, NullsLeftOut
-from pagedserve.server.protocol import ABSENT, MAX_INT, ReasoningEffort, SamplingBody
+from pagedserve.server.http.bounds import MAX_ID_CHARS
+from pagedserve.server.protocol import ABSENT, MAX_INT, SamplingBody
 from pagedserve.server.responses.items import Input
-from pagedserve.server.tool_fields import Function, Grammar, TextFormat, ToolName
+from pagedserve.server.tools.fields import Function, Grammar, TextFormat, ToolName
 
 _MAX_TOP_LOGPROBS: Final = 20
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-class FunctionTool(Function):
+class ResponseFunctionTool(Function):
     """A function that the model may call."""
 
     type: Literal["function"]
 
 
-class GrammarFormat(Grammar):
+class ResponseGrammarFormat(Grammar):
     """Text that a grammar describes."""
 
     type: Literal["grammar"]
 
 
-class CustomTool(NullsLeftOut):
+class ResponseCustomTool(NullsLeftOut):
     """A tool whose input is a text."""
 
     model_config = ConfigDict(extra="ignore")
@@ -35,10 +37,12 @@ class CustomTool(NullsLeftOut):
     type: Literal["custom"]
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] = TextFormat()
+    format: TextFormat | ResponseGrammarFormat = Field(
+        default_factory=TextFormat, discriminator="type"
+    )
 
 
-Tool: TypeAlias = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+Tool: TypeAlias = Annotated[ResponseFunctionTool | ResponseCustomTool, Field(discriminator="type")]
 
 
 class NamedTool(ToolName):
@@ -47,7 +51,7 @@ class NamedTool(ToolName):
     type: Literal["function", "custom"]
 
 
-class AllowedTools(NullsLeftOut):
+class ResponseAllowedTools(NullsLeftOut):
     """Tools of the request that may be called, and whether one must be."""
 
     model_config = ConfigDict(extra="forbid")
@@ -89,7 +93,7 @@ class TextConfig(NullsLeftOut):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: Format = PlainText(type="text")
+    format: Format = Field(default_factory=partial(PlainText, type="text"))
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -139,9 +143,9 @@ class ResponsesBody(SamplingBody):
     stream_options: dict[str, bool] | None = Field(default=None, description="Passed over.")
     max_output_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = Field(default=None, ge=1, description="Passed over.")
-    text: TextConfig = TextConfig()
+    text: TextConfig = Field(default_factory=TextConfig)
     tools: list[Tool] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | ResponseAllowedTools = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     include: list[Include] = Field(default_factory=list)

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import pagedserve.server.tool_fields as tool_fields
+import pagedserve.server.tools.fields as tool_fields
 from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt
-from pagedserve.server.bounds import check_texts
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.fields import ResponseFormat
-from pagedserve.server.protocol import ChatBody, SamplingBody
+from pagedserve.server.http.bounds import check_texts
+from pagedserve.server.protocol import SamplingBody
 from pagedserve.server.responses.body import (
-    AllowedTools,
-    CustomTool,
-    GrammarFormat,
     NamedTool,
+    ResponseAllowedTools,
+    ResponseCustomTool,
+    ResponseGrammarFormat,
     ResponsesBody,
     SchemaFormat,
     Tool,
@@ -83,7 +84,7 @@ def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
     """
     tools, choice = body.tools, body.tool_choice
     chosen: object = choice
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ResponseAllowedTools):
         allowed = {tool.name for tool in choice.tools}
         if unknown := sorted(allowed - {tool.name for tool in tools}):
             raise RequestError(
@@ -98,9 +99,9 @@ def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
 
 def _chat_tool(tool: Tool) -> tool_fields.Tool:
     fields = tool.model_dump(exclude={"type", "format"}, exclude_none=True)
-    if not isinstance(tool, CustomTool):
+    if not isinstance(tool, ResponseCustomTool):
         return tool_fields.FunctionTool(function=tool_fields.Function(**fields))
-    if isinstance(tool.format, GrammarFormat):
+    if isinstance(tool.format, ResponseGrammarFormat):
         grammar = tool.format.model_dump(exclude={"type"})
         fields["format"] = {"type": "grammar", "grammar": grammar}
     return tool_fields.CustomTool(type="custom", custom=tool_fields.Custom(**fields))

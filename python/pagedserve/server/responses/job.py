@@ -15,13 +15,13 @@ from starlette.types import Scope
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
-from pagedserve.server.apis import typed_event
-from pagedserve.server.chat import PreparedChat, prepare_chat, renamed_fields
+from pagedserve.server.chat.job import PreparedChat, prepare_chat, renamed_fields
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError, scrubbed
+from pagedserve.server.http.apis import typed_event
+from pagedserve.server.http.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
-from pagedserve.server.protocol import ChatBody
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.chat import NAMES, chat_of, truncated_prompt
 from pagedserve.server.responses.items import ITEMS, Item, items_of

@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from pagedserve.server.responses.body import AllowedTools, NamedTool, Tool
+from pagedserve.server.responses.body import NamedTool, ResponseAllowedTools, Tool
 from pagedserve.server.responses.items import Item
 
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -121,7 +121,7 @@ class ResponseObject(BaseModel):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | NamedTool | AllowedTools
+    tool_choice: str | NamedTool | ResponseAllowedTools
     tools: list[Tool]
     top_logprobs: int
     top_p: float

@@ -7,7 +7,8 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from pagedserve.server.context import Context
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
+from pagedserve.server.http.routing import JSON, described, job_response, streamed
 from pagedserve.server.responses.api import ROOT
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.items import ITEMS, Item
@@ -19,17 +20,15 @@ from pagedserve.server.responses.objects import (
     ResponseObject,
 )
 from pagedserve.server.responses.store import Key
-from pagedserve.server.routing import JSON, STREAMED, job_response
 
-_WHOLE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ResponseObject}}
-_CREATED: Final[dict[int | str, dict[str, Any]]] = {200: _WHOLE[200] | STREAMED[200]}
+_WHOLE: Final = described(ResponseObject)
 
 
 def add_responses(app: FastAPI, context: Context) -> None:
     """Add the routes of the Responses API."""
     _add_stored(app, context)
 
-    @app.post(ROOT, responses=_CREATED, dependencies=JSON)
+    @app.post(ROOT, responses=streamed(ResponseObject), dependencies=JSON)
     async def create_response(body: ResponsesBody, request: Request) -> Any:
         """Generate a response."""
         return job_response(await responses_job(context, body, request.scope["owner"]), request)
@@ -69,7 +68,7 @@ def _add_stored(app: FastAPI, context: Context) -> None:
         """End a response in progress; its request is answered with what it has."""
         return await _cancel(context, (request.scope["owner"], response_id))
 
-    @app.get(f"{ROOT}/{{response_id}}/input_items", responses={200: {"model": ItemList}})
+    @app.get(f"{ROOT}/{{response_id}}/input_items", responses=described(ItemList))
     async def list_input_items(
         response_id: str,
         request: Request,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from pagedserve.server.errors import ServerError
+from pagedserve.server.http.errors import ServerError
 from pagedserve.server.responses.items import ITEMS, Item
 
 # Digest of an API key, and the id of a response.

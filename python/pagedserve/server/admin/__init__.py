@@ -1,0 +1,1 @@
+"""State of the server, and routes for its operator."""

@@ -1,0 +1,1 @@
+"""Chats: ``POST /v1/chat/completions``, and what other protocols share with it."""

@@ -1,0 +1,379 @@
+"""Tools of a request, and the parsing of tool calls and reasoning in its response."""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pagedserve.config.reasoning import ReasoningFormat
+from pagedserve.errors import RequestError
+from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.http.bounds import check_schema
+from pagedserve.server.tools.custom import InputReader
+from pagedserve.server.tools.fields import AllowedToolChoice, CustomTool, NamedTool, lark_inputs
+from pagedserve.server.tools.formats import ToolFormat
+from pagedserve.server.tools.generic import HELD_HEAD, START, grammar_of_calls
+from pagedserve.server.tools.grammar_calls import FORCED_HEAD, GrammarCalls
+from pagedserve.server.tools.readers import Call, Parts, Schemas
+from pagedserve.server.tools.schemas import check_parameters, schema_of_arguments, schema_of_calls
+from pagedserve.server.tools.tag_stream import TagStream
+
+# Any text.
+_TEXT: Final = "(?s:.*)"
+# Number of tool names that an error lists.
+_MAX_SHOWN: Final = 16
+
+
+def check_tools(body: ChatBody) -> None:
+    """Refuse a choice of unknown tools, and invalid tools.
+
+    Raises:
+        RequestError: A tool is missing or invalid.
+    """
+    names = [tool.name for tool in body.tools or ()]
+    known = set(names)
+    if len(known) < len(names):
+        raise RequestError("tools has two tools of one name", param="tools")
+    if body.choice == "required" and not names:
+        raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
+    unknown = next((name for name in _chosen_names(body) if name not in known), None)
+    if unknown is not None:
+        more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
+        shown = ", ".join(names[:_MAX_SHOWN] + more) or "none"
+        raise RequestError(
+            f"tool_choice names {unknown!r:.80}; tools has {shown}", param="tool_choice"
+        )
+    for name, schema in schemas_of(body).items():
+        check_parameters(name, schema)
+
+
+def _chosen_names(body: ChatBody) -> list[str]:
+    """Names of tools in the tool choice."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        return [choice.name]
+    if isinstance(choice, AllowedToolChoice):
+        return [tool.name for tool in choice.allowed_tools.tools]
+    return []
+
+
+def schemas_of(body: ChatBody) -> Schemas:
+    """Schema of each tool's arguments."""
+    return {tool.name: tool.parameters for tool in body.usable_tools}
+
+
+def _held_schemas(body: ChatBody) -> Schemas:
+    """Schema of each tool's arguments, to be enforced.
+
+    Raises:
+        RequestError: A schema is too large.
+    """
+    verbatim = lark_inputs(body.usable_tools)
+    schemas = {name: schema for name, schema in schemas_of(body).items() if name not in verbatim}
+    check_schema("tools", schemas, body.num_bytes)
+    return schemas
+
+
+def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutputsParams | None:
+    """Structured outputs of a forced tool choice: the arguments or the input, or a list of calls.
+
+    Args:
+        body: The request.
+        closes: Whether arguments are only those that the schemas name.
+
+    Raises:
+        RequestError: The schemas cannot be enforced.
+    """
+    named = _custom_tool(body, body.choice)
+    if named is not None:
+        return _whole_input(named)
+    if _is_verbatim(body):
+        return _held_calls(body, closes=closes)
+    schema = _forced_schema(body)
+    if schema is None:
+        return None
+    return StructuredOutputsParams(
+        json=schema,
+        disable_any_whitespace=True,
+        disable_additional_properties=closes,
+        given_as="tools",
+    )
+
+
+def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
+    if isinstance(body.choice, NamedTool):
+        schema = schemas_of(body)[body.choice.name]
+        check_schema("tools", schema, body.num_bytes)
+        return schema_of_arguments(schema)
+    if body.choice == "required":
+        return schema_of_calls(_held_schemas(body), several=body.parallel_tool_calls)
+    return None
+
+
+def _is_verbatim(body: ChatBody) -> bool:
+    """Whether calls are required, in the generic format: a list in JSON has no Lark grammar."""
+    return body.choice == "required" and bool(lark_inputs(body.usable_tools))
+
+
+def _held_calls(
+    body: ChatBody, answer: Mapping[str, Any] | bool | None = None, *, closes: bool
+) -> StructuredOutputsParams:
+    """Structured outputs of calls in the generic format, or of a text where none is required."""
+    grammar = grammar_of_calls(
+        _held_schemas(body),
+        answer,
+        inputs=lark_inputs(body.usable_tools),
+        several=body.parallel_tool_calls,
+        is_strict=any(tool.is_strict for tool in body.usable_tools),
+        is_required=body.choice == "required",
+    )
+    return StructuredOutputsParams(
+        grammar=grammar, disable_additional_properties=closes, given_as="tools"
+    )
+
+
+def _custom_tool(body: ChatBody, named: object) -> CustomTool | None:
+    """The custom tool that a choice names; None if it is none."""
+    name = named.name if isinstance(named, NamedTool) else named
+    found = (tool for tool in body.usable_tools if isinstance(tool, CustomTool))
+    return next((tool for tool in found if tool.name == name), None)
+
+
+def _whole_input(tool: CustomTool) -> StructuredOutputsParams:
+    """Structured outputs of a text that is the input of a custom tool."""
+    if tool.lark is not None:
+        return StructuredOutputsParams(grammar=tool.lark, given_as="tools")
+    regex = _TEXT if tool.grammar is None else tool.grammar.definition
+    return StructuredOutputsParams(regex=regex, given_as="tools")
+
+
+def held_by_format(
+    body: ChatBody,
+    known: ToolFormat | None,
+    text: StructuredOutputsParams | None = None,
+    *,
+    closes: bool = True,
+) -> StructuredOutputsParams | None:
+    """Structured outputs of calls that the model chooses in the generic format.
+
+    Args:
+        body: The request.
+        known: Tool call format; None if it is unknown.
+        text: Structured outputs of a text without calls; None accepts any text.
+        closes: Whether arguments are only those that the schemas name.
+
+    Raises:
+        RequestError: The schemas cannot be enforced.
+    """
+    if known is None or not known.is_generic or not is_chosen_by_model(body):
+        return None
+    if text is not None and text.kind != "json":  # it alone holds the text
+        return None
+    return _held_calls(body, None if text is None else _answer_schema(text), closes=closes)
+
+
+def _answer_schema(text: StructuredOutputsParams) -> dict[str, Any] | bool:
+    """Schema of a text that is JSON; any object has any properties, though tools are closed."""
+    if text.json_object:
+        return {"type": "object", "additionalProperties": True}
+    schema: dict[str, Any] | bool = json.loads(text.definition)
+    return schema
+
+
+def is_chosen_by_model(body: ChatBody) -> bool:
+    """Whether the model decides if it calls a tool."""
+    return bool(body.usable_tools) and body.choice == "auto"
+
+
+def check_text_of_tools(
+    body: ChatBody, text: StructuredOutputsParams | None, known: ToolFormat | None
+) -> None:
+    """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
+
+    Other formats, a regular expression or a grammar, may describe calls.  The generic format has a
+    grammar of either: a text that is JSON by ``response_format``, or calls.
+
+    Raises:
+        RequestError: Tools and JSON are given.
+    """
+    if text is None or text.kind != "json" or not is_chosen_by_model(body):
+        return
+    is_either = known is not None and known.is_generic and text.given_as == "response_format"
+    if not is_either:
+        raise RequestError(
+            f"{text.named} is given with tools that the model may choose, and a text that must be "
+            "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
+            "call",
+            param=text.given_as,
+        )
+
+
+@dataclass(slots=True)
+class Reading:
+    """Parser state of one choice.
+
+    Attributes:
+        named: Tool whose arguments or input are the whole text.
+        read_input: Reads the input of the last call from its text; None of a function.
+        num_calls: Calls so far.
+        is_cut: Whether the last call ended before its arguments were complete.
+    """
+
+    stream: TagStream | GrammarCalls
+    named: str | None = None
+    read_input: Callable[[str], str] | None = None
+    num_calls: int = 0
+    is_cut: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerReader:
+    """Parses the choices of a response: reasoning, content, tool calls.
+
+    Attributes:
+        body: The request.
+        tools: Tool call format for automatic tool choice; None if it is unknown.
+        reasoning: Reasoning format; None if reasoning stays in the content.
+        is_reasoning: Whether the prompt ends within reasoning.
+        is_held: Whether a grammar holds the calls that the model chooses to their form.
+        is_json: Whether that grammar holds a text without calls to JSON.
+    """
+
+    body: ChatBody
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    is_reasoning: bool = False
+    is_held: bool = False
+    is_json: bool = False
+    _readings: dict[int, Reading] = field(default_factory=dict)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything but content can occur."""
+        return bool(self.reasoning or self.body.usable_tools)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Special tokens that the text must keep for parsing."""
+        thoughts = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
+        if self.tools is None or not self.body.usable_tools:
+            return thoughts
+        end = () if self.tools.end is None else (self.tools.end,)
+        return thoughts + self.tools.starts + end
+
+    def begin_behind(self, prompt: str) -> None:
+        """Set whether the response starts within reasoning, from the prompt's text."""
+        if self.reasoning is not None:
+            self.is_reasoning = prompt.rstrip().endswith(self.reasoning.start)
+
+    def fields(self, index: int, text: str, *, is_last: bool, is_delta: bool) -> dict[str, Any]:
+        """Fields of a message for the next text of a choice.
+
+        Args:
+            index: Index of the choice.
+            text: Whole text, or the new part.
+            is_last: Whether it is the end of the text.
+            is_delta: Whether it is a delta of a stream.
+        """
+        if not self.is_needed:
+            return {"content": text}
+        reading = self._readings.get(index) or self._readings.setdefault(index, self._begin())
+        if reading.named is not None:
+            calls = [self._named_call(reading, text, is_delta=is_delta)]
+            return {"tool_calls": calls} if is_delta else {"content": None, "tool_calls": calls}
+        parts = reading.stream.feed(text, is_last=is_last)
+        reading.is_cut = parts.is_cut
+        fields: dict[str, Any] = {}
+        if parts.reasoning and self.body.include_reasoning:
+            # The names of vLLM, and of DeepSeek's API.
+            fields["reasoning"] = fields["reasoning_content"] = parts.reasoning
+        if calls := self._calls(reading, parts, is_delta=is_delta):
+            fields["tool_calls"] = calls
+        if parts.content:
+            fields["content"] = parts.content
+        elif not is_delta:
+            fields["content"] = None if calls else ""
+        return fields
+
+    def finish_reason(self, index: int, reason: str | None) -> str | None:
+        """Finish reason in OpenAI's terms: a named tool choice ends as plain text does.
+
+        So does a stop string within the arguments of a call.
+        """
+        reading = self._readings.get(index)
+        if reason != "stop" or reading is None or reading.named is not None or reading.is_cut:
+            return reason
+        return "tool_calls" if reading.num_calls else reason
+
+    def _begin(self) -> Reading:
+        choice = self.body.choice
+        if isinstance(choice, NamedTool):
+            return Reading(TagStream(None, {}), choice.name)
+        if choice == "required":
+            return Reading(GrammarCalls(HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD))
+        tools = self.tools if self.body.usable_tools else None
+        if tools is not None and self.is_json:
+            tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
+        return Reading(
+            TagStream(
+                tools,
+                schemas_of(self.body),
+                self.reasoning,
+                is_reasoning=self.is_reasoning,
+                held_head=HELD_HEAD if self.is_held else None,
+            )
+        )
+
+    def _calls(self, reading: Reading, parts: Parts, *, is_delta: bool) -> list[dict[str, Any]]:
+        calls = parts.calls
+        if not self.body.parallel_tool_calls:
+            calls = calls[: max(0, 1 - reading.num_calls)]
+        shown = [_continued(reading, parts.more_arguments)] if parts.more_arguments else []
+        for call in calls:
+            is_custom = _custom_tool(self.body, call.name) is not None
+            reading.read_input = InputReader().feed if is_custom else None
+            index = {"index": reading.num_calls} if is_delta else {}
+            shown.append(index | self._shown(reading, call))
+            reading.num_calls += 1
+        return shown
+
+    def _named_call(self, reading: Reading, text: str, *, is_delta: bool) -> dict[str, Any]:
+        """The arguments or the input of the named tool, as far as generated."""
+        if reading.num_calls:
+            return _continued(reading, text)
+        if _custom_tool(self.body, reading.named) is not None:
+            reading.read_input = str
+        shown = self._shown(reading, Call(reading.named or "", text))
+        reading.num_calls = 1
+        return ({"index": 0} if is_delta else {}) | shown
+
+    def _shown(self, reading: Reading, call: Call) -> dict[str, Any]:
+        ((kind, part),) = _text_of_call(reading, call.arguments).items()
+        return {
+            "id": call.call_id or self._new_id(reading, call.name),
+            "type": kind,
+            kind: {"name": call.name, **part},
+        }
+
+    def _new_id(self, reading: Reading, name: str) -> str:
+        if self.tools is not None and self.tools.names_in_ids:
+            listed = (message.get("tool_calls") for message in self.body.messages)
+            earlier = sum(len(calls) for calls in listed if isinstance(calls, list))
+            return f"functions.{name}:{earlier + reading.num_calls}"
+        length = None if self.tools is None else self.tools.id_length
+        unique = uuid.uuid4().hex
+        return f"call_{unique[:24]}" if length is None else unique[:length]
+
+
+def _continued(reading: Reading, arguments: str) -> dict[str, Any]:
+    """Delta that continues the last call."""
+    return {"index": reading.num_calls - 1, **_text_of_call(reading, arguments)}
+
+
+def _text_of_call(reading: Reading, arguments: str) -> dict[str, dict[str, str]]:
+    """The next text of the last call, by the type of its tool."""
+    if reading.read_input is None:
+        return {"function": {"arguments": arguments}}
+    return {"custom": {"input": reading.read_input(arguments)}}

@@ -1,0 +1,239 @@
+"""``POST /v1/chat/completions``."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from pagedserve.errors import RequestError
+from pagedserve.inputs import Prompt, TokensPrompt
+from pagedserve.inputs.chat import text_of_content
+from pagedserve.lora.request import LoRARequest
+from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.sampling_params import SamplingParams
+from pagedserve.server.chat.answer_reader import AnswerReader, check_tools
+from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.context import Context
+from pagedserve.server.job import GenerationJob
+from pagedserve.server.limits import guessed_num_tokens
+from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A validated chat, for the job of any API.
+
+    Attributes:
+        context: Context of the server.
+        body: The chat.
+        model: The ``model`` of the response.
+        params: Sampling parameters.
+        reader: Parser of the response.
+        names: Format of tokens in log-probabilities.
+    """
+
+    context: Context
+    body: ChatBody
+    model: str
+    params: SamplingParams
+    reader: AnswerReader
+    names: TokenNames
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Approximate number of tokens of its single prompt."""
+        return [sum(guessed_num_tokens(_text(message)) for message in self.body.messages)]
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        """Adapter to use."""
+        return self.context.adapters.get(self.model)
+
+    async def prompts(self) -> list[Prompt]:
+        """Render its single prompt."""
+        return self.rendered(await self.context.text.chat_prompt(self.body))
+
+    def rendered(self, prompt: TokensPrompt) -> list[Prompt]:
+        """Complete its prompt for the engine, and begin to parse after it."""
+        self.reader.begin_behind(prompt.get("prompt") or "")
+        token_ids = self.context.text.truncated(prompt["prompt_token_ids"], self.body)
+        prompt["prompt_token_ids"] = token_ids
+        return [salted(prompt, self.body)]
+
+
+async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
+    """Validate a chat.
+
+    Raises:
+        RequestError: Fields are invalid.
+        ServerError: Unknown model, or the model is still loading.
+    """
+    await context.check_ready()
+    model = context.model_name(body.model)
+    await context.check_generates()
+    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    if not body.messages:
+        raise RequestError("messages is empty; it must have at least one message", param="messages")
+    check_num_choices(body, context.admission.max_num_seqs)
+    context.text.check_prediction(body)
+    check_tools(body)
+    reader = await context.text.answer_reader(body)
+    shows_tags = await context.text.has_special(reader.tags)
+    default = context.default_params.result()
+    make_params = partial(
+        chat_params,
+        body,
+        default,
+        tools=reader.tools,
+        shows_tags=shows_tags,
+        closes=context.args.close_schemas,
+    )
+    params = await context.for_body(make_params, num_bytes=body.num_bytes)
+    held = params.structured_outputs
+    reader.is_held = held is not None and held.given_as == "tools"
+    reader.is_json = body.response_format is not None and body.response_format.type != "text"
+    detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
+    names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
+    return PreparedChat(
+        context=context, body=body, model=model, params=params, reader=reader, names=names
+    )
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields of another API in errors, in the place of those of a chat.
+
+    Args:
+        names: What to write instead of fields and quoted values of a chat.
+    """
+    try:
+        yield
+    except RequestError as error:
+        text = str(error)
+        for name, shown in names.items():
+            text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
+        error.args = (text,)
+        if error.param is not None and error.param in names:
+            error.param = names[error.param].partition(".")[0]
+        raise
+
+
+async def chat_job(context: Context, body: ChatBody, answer_id: str) -> GenerationJob:
+    """Create the job of a chat completion; it raises as ``prepare_chat`` does."""
+    chat = await prepare_chat(context, body)
+    role = context.args.response_role if body.add_generation_prompt else _last(body, "role")
+    return GenerationJob(
+        context=context,
+        body=body,
+        params=chat.params,
+        prompt_sizes=chat.prompt_sizes,
+        make_prompts=chat.prompts,
+        choices=ChatChoices(body, chat.names, role, _echoed(body, role), chat.reader),
+        answer_id=answer_id,
+        model=chat.model,
+        lora_request=chat.lora_request,
+        num_equal=num_equal_choices(body, chat.params),
+    )
+
+
+def _text(message: dict[str, Any]) -> str:
+    return text_of_content(message.get("content"))
+
+
+def _last(body: ChatBody, key: str) -> str:
+    return text_of_content(body.messages[-1].get(key))
+
+
+def _echoed(body: ChatBody, role: str) -> str:
+    """The last message, if the response continues it and echo is requested."""
+    return _last(body, "content") if body.echo and _last(body, "role") == role else ""
+
+
+@dataclass(slots=True)
+class ChatChoices:
+    """Format of chat choices; see ``Choices``."""
+
+    body: ChatBody
+    names: TokenNames
+    role: str
+    echoed: str
+    reader: AnswerReader
+    kind: str = "chat.completion"
+    chunk_kind: str = "chat.completion.chunk"
+    prompt_field: str = "messages"
+
+    def opening(self, index: int) -> str:  # noqa: D102
+        role = encode_basestring_ascii(self.role)
+        text = encode_basestring_ascii(self.echoed)
+        return (
+            f'{{"index":{index},"delta":{{"role":{role},"content":{text}}},'
+            '"logprobs":null,"finish_reason":null}'
+        )
+
+    def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:  # noqa: D102
+        if (
+            self.reader.is_needed
+            or completion.logprobs is not None
+            or completion.finish_reason is not None
+            or self.body.return_token_ids
+        ):
+            return None
+        return (
+            f'{{"index":{index},"delta":{{"content":{encode_basestring_ascii(completion.text)}}},'
+            '"logprobs":null,"finish_reason":null}'
+        )
+
+    def delta(  # noqa: D102
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any] | None:
+        del output
+        fields = self._fields(index, completion, is_delta=True)
+        choice = self._choice(index, completion)
+        if not (fields or choice["finish_reason"] or choice["logprobs"] or "token_ids" in choice):
+            return None
+        return {**choice, "delta": fields}
+
+    def whole(  # noqa: D102
+        self, index: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
+        del output
+        fields = self._fields(index, completion, is_delta=False)
+        if self.echoed:
+            fields["content"] = self.echoed + (fields["content"] or "")
+        choice = self._choice(index, completion)
+        choice["message"] = {"role": self.role, **fields}
+        return choice
+
+    def of_answer(self, output: RequestOutput) -> dict[str, Any]:  # noqa: D102
+        more: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
+        if self.body.return_token_ids:
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return more
+
+    def _fields(
+        self, index: int, completion: CompletionOutput, *, is_delta: bool
+    ) -> dict[str, Any]:
+        is_last = completion.finish_reason is not None
+        return self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
+
+    def _choice(self, index: int, completion: CompletionOutput) -> dict[str, Any]:
+        logprobs = None
+        if completion.logprobs is not None and self.body.logprobs:
+            num_top = self.body.top_logprobs or 0
+            token_ids, entries = completion.token_ids, completion.logprobs
+            logprobs = chat_logprobs(self.names, num_top, token_ids, entries)
+        choice: dict[str, Any] = {
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": self.reader.finish_reason(index, completion.finish_reason),
+            "stop_reason": completion.stop_reason,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice

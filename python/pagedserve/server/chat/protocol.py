@@ -1,0 +1,137 @@
+"""Request and response of a chat completion."""
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, Field
+
+from pagedserve.server.fields import Messages
+from pagedserve.server.protocol import Body, PromptLogprobs, UsageInfo
+from pagedserve.server.tools.fields import AllowedToolChoice, NamedTool, Tool
+
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatBody(Body):
+    """``POST /v1/chat/completions``."""
+
+    may_have_images: ClassVar[bool] = True
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: Literal[False] = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
+    parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
+    include_reasoning: bool = True
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="A variable of the chat template, which may read it."
+    )
+    verbosity: str | None = Field(default=None, description="Another such variable.")
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Tools that the model may or must call."""
+        tools = self.tools or []
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            allowed = {tool.name for tool in self.tool_choice.allowed_tools.tools}
+            return [tool for tool in tools if tool.name in allowed]
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def choice(self) -> ToolMode | NamedTool:
+        """How one of ``usable_tools`` is chosen."""
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            return self.tool_choice.allowed_tools.mode
+        return self.tool_choice or "auto"
+
+
+class TokenLogprob(BaseModel):
+    """Log-probability of a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """Log-probability of a token of the message, and of the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a choice's tokens."""
+
+    content: list[ChosenLogprob]
+
+
+class NamedArguments(BaseModel):
+    """Function of a tool call; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class FunctionCall(BaseModel):
+    """Call of a function."""
+
+    id: str
+    type: Literal["function"]
+    function: NamedArguments
+
+
+class CustomInput(BaseModel):
+    """A custom tool, and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCall(BaseModel):
+    """Call of a custom tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+
+class ChatMessage(BaseModel):
+    """Message of the model; ``reasoning_content`` is another name of ``reasoning``."""
+
+    role: str
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[FunctionCall | CustomCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """Choice of a chat completion."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(BaseModel):
+    """Response of ``POST /v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    system_fingerprint: str | None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None

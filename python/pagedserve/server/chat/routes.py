@@ -1,0 +1,20 @@
+"""Route of chat completions."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from pagedserve.server.chat.job import chat_job
+from pagedserve.server.chat.protocol import ChatBody, ChatCompletion
+from pagedserve.server.context import Context
+from pagedserve.server.http.routing import JSON, answer_id, job_response, streamed
+
+
+def add_chat(app: FastAPI, context: Context) -> None:
+    """Add the route to an application."""
+
+    @app.post("/v1/chat/completions", responses=streamed(ChatCompletion), dependencies=JSON)
+    async def chat_completions(body: ChatBody, request: Request) -> Any:
+        """Generate the next message of a conversation."""
+        named = answer_id("chatcmpl-", request, body.request_id)
+        return job_response(await chat_job(context, body, named), request)

@@ -1,0 +1,1 @@
+"""What the routes of all APIs share: connections, bodies, errors and responses."""

@@ -1,0 +1,89 @@
+"""What routes share: checks of content types, ids of responses, and responses of jobs."""
+
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from fastapi import Depends, FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from pagedserve.engine.stats import request_time
+from pagedserve.server.http.answer import Answer
+from pagedserve.server.http.errors import ServerError
+from pagedserve.server.http.request_log import log_request, span_attributes
+from pagedserve.server.job import Job
+
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
+
+
+def described(answer: type[BaseModel], *media_types: str) -> Responses:
+    """OpenAPI of a route whose responses are JSON of this form, or of further content types."""
+    return {200: {"model": answer, "content": {media_type: {} for media_type in media_types}}}
+
+
+# OpenAPI of a route that answers in plain text, and with errors in JSON: its `response_class` is
+# `Response`, which has no content type.
+TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+def streamed(answer: type[BaseModel]) -> Responses:
+    """OpenAPI of a route whose responses may be streams of events."""
+    return described(answer, "text/event-stream")
+
+
+async def _check_json(request: Request) -> None:
+    """Refuse a body without a JSON Content-Type: it would not be parsed as JSON."""
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be application/json")
+
+
+async def _check_form(request: Request) -> None:
+    """Refuse a body without the Content-Type of a form with files."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "multipart/form-data":
+        said = f"the Content-Type is {given!r}" if given else "there is no Content-Type"
+        raise ServerError(415, f"{said}; it must be multipart/form-data")
+
+
+# Dependencies of routes with JSON bodies, and with forms.
+JSON: Final = [Depends(_check_json)]
+FORM: Final = [Depends(_check_form)]
+
+
+def answer_id(prefix: str, request: Request, named: str | None) -> str:
+    """Id of a response: of the body, else of the request."""
+    return f"{prefix}{named or request.scope['request_id']}"
+
+
+def job_response(job: Job, request: Request) -> Response:
+    """Response of a job, which is logged and traced at its end."""
+    return Answer(
+        job.answer(),
+        streams=job.streams,
+        media_type=job.media_type,
+        stall_timeout=job.context.args.stall_timeout,
+        failure=job.failure,
+        on_end=partial(_request_ended, job, request),
+    )
+
+
+def _request_ended(job: Job, request: Request, error: ServerError | None) -> None:
+    request.scope["is_logged"] = True
+    if job.context.args.enable_log_requests:
+        log_request(job, error)
+    if job.context.tracer is not None:
+        seconds = request_time() - job.arrival_time
+        job.context.tracer.request_ended(
+            span_attributes(job, seconds), seconds, headers=request.headers, error=error
+        )
+
+
+def add_absent(app: FastAPI, path: str, status: int, message: str) -> None:
+    """Add a route that this server does not answer; the message says why."""
+
+    @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def absent() -> None:
+        raise ServerError(status, message)

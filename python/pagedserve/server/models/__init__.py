@@ -1,0 +1,1 @@
+"""Models of a server: their list, and adapters."""

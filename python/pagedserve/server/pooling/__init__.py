@@ -1,0 +1,1 @@
+"""Embeddings and other pooled outputs: their routes."""

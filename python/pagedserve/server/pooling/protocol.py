@@ -1,0 +1,144 @@
+"""Requests and responses of the pooling routes."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagedserve.server.fields import NullsLeftOut, Prompts
+from pagedserve.server.protocol import TextBody, UsageInfo
+
+
+class InputBody(TextBody):
+    """Fields of pooling requests."""
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class EmbeddingBody(InputBody):
+    """``POST /v1/embeddings``."""
+
+    normalize: bool | None = None
+
+
+class PoolingBody(InputBody):
+    """``POST /pooling``."""
+
+    use_activation: bool | None = None
+
+
+class ClassificationBody(TextBody):
+    """``POST /classify``."""
+
+    input: Prompts
+    use_activation: bool | None = None
+
+
+class ScoreBody(TextBody):
+    """``POST /score``."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class Document(NullsLeftOut):
+    """A document to rank."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+
+
+class RerankBody(TextBody):
+    """``POST /rerank``, as clients of Jina and Cohere send it."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = Field(default=None, ge=0)  # vLLM's default is 0, for all
+    return_documents: bool = True
+
+
+class PooledAnswer(BaseModel):
+    """Fields of all responses."""
+
+    id: str
+    created: int
+    model: str
+    usage: UsageInfo
+
+
+class Embedding(BaseModel):
+    """Embedding of a prompt: numbers, or base64 of little-endian float32."""
+
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str
+
+
+class EmbeddingAnswer(PooledAnswer):
+    """Response of ``POST /v1/embeddings``."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+
+
+class Pooled(BaseModel):
+    """Pooled output of a prompt, as an ``Embedding``."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | str
+
+
+class PoolingAnswer(PooledAnswer):
+    """Response of ``POST /pooling``."""
+
+    object: Literal["list"]
+    data: list[Pooled]
+
+
+class Classification(BaseModel):
+    """Probabilities of a prompt's classes, and the name of the most likely."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationAnswer(PooledAnswer):
+    """Response of ``POST /classify``."""
+
+    object: Literal["list"]
+    data: list[Classification]
+
+
+class PairScore(BaseModel):
+    """Score of a pair of texts."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(PooledAnswer):
+    """Response of ``POST /score``."""
+
+    object: Literal["list"]
+    data: list[PairScore]
+
+
+class RankedDocument(BaseModel):
+    """A document, by its index in the request."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankAnswer(PooledAnswer):
+    """Response of ``POST /rerank``, the most relevant document first."""
+
+    results: list[RankedDocument]

@@ -1,0 +1,216 @@
+"""Speech routes: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
+
+A file is decoded after admission, one file at a time.  Audio that is longer than the model's input
+is cut where it is quiet; the chunks are prompts that run concurrently, and their texts are joined.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from pagedserve.engine.lanes import SMALL_COST
+from pagedserve.inputs import Prompt, TokensPrompt
+from pagedserve.inputs.audio import Audio, audio_of_file
+from pagedserve.inputs.speech import SpeechRules, SpeechTask
+from pagedserve.outputs import RequestOutput
+from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+from pagedserve.server.context import Context
+from pagedserve.server.http.errors import ServerError
+from pagedserve.server.job import TokenJob
+from pagedserve.server.speech.protocol import SpeechBody
+
+# Approximate number of special tokens in a decoder prompt.
+_NUM_BEGINNING: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeechJob(TokenJob):
+    """A transcription or translation of an audio file.
+
+    Attributes:
+        rules: Speech tokens of the model.
+        task: "transcribe" or "translate".
+        seconds: Duration of the audio.
+    """
+
+    body: SpeechBody
+    rules: SpeechRules
+    task: SpeechTask
+    seconds: float
+
+    @property
+    def streams(self) -> bool:
+        """Whether its response is a stream."""
+        return self.body.stream
+
+    @property
+    def media_type(self) -> str:
+        """Content type of a whole response."""
+        is_text = self.body.response_format == "text"
+        return "text/plain; charset=utf-8" if is_text else "application/json"
+
+    @property
+    def prompt_field(self) -> str:
+        """Name of the field with the prompts."""
+        return "file"
+
+    @property
+    def asked(self) -> object:
+        """Input of the client, for the log."""
+        return {"file": self.body.file.filename, "prompt": self.body.prompt}
+
+    def answer(self) -> AsyncGenerator[bytes, None]:
+        """Chunks of its response, one unless it streams."""
+        return self._stream() if self.body.stream else self._whole()
+
+    async def _whole(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.outputs()) as outputs:
+            async for _, output in outputs:
+                _check_whole(output)
+        last = [self.last[place] for place in range(self.num_prompts)]
+        text = "".join(output.outputs[0].text for output in last).strip()
+        if self.body.response_format == "text":
+            yield f"{text}\n".encode()
+            return
+        seconds = round(self.seconds, 3)
+        shown: dict[str, Any] = {"text": text, "usage": {"type": "duration", "seconds": seconds}}
+        if self.body.response_format == "verbose_json":
+            language = self.rules.language_of(
+                [*last[0].prompt_token_ids, *last[0].outputs[0].token_ids]
+            )
+            shown |= {"task": self.task, "language": language, "duration": seconds}
+        yield json.dumps(shown).encode()
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        """Events in OpenAI's format: deltas of the text, then the whole text."""
+        texts = _TextsInOrder()
+        async with aclosing(self.outputs()) as outputs:
+            async for place, output in outputs:
+                _check_whole(output)
+                delta = texts.add(place, output.outputs[0].text, is_last=output.finished)
+                if delta:
+                    yield _event({"type": "transcript.text.delta", "delta": delta})
+        prompt = sum(self.usage.prompt_tokens.values())
+        usage = {
+            "type": "tokens",
+            "input_tokens": prompt,
+            "output_tokens": self.usage.completion_tokens,
+            "total_tokens": prompt + self.usage.completion_tokens,
+        }
+        yield _event({"type": "transcript.text.done", "text": texts.said, "usage": usage})
+
+
+@dataclass(slots=True)
+class _TextsInOrder:
+    """Joins concurrent texts in the order of their chunks.
+
+    Attributes:
+        said: Text returned so far.
+    """
+
+    said: str = ""
+    _current: int = 0
+    _held: dict[int, str] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+
+    def add(self, place: int, text: str, *, is_last: bool) -> str:
+        """Add text of a chunk, and return what can be sent now."""
+        self._held[place] = self._held.get(place, "") + text
+        if is_last:
+            self._ended.add(place)
+        delta = self._held.pop(self._current, "")
+        while self._current in self._ended:
+            self._current += 1
+            delta += self._held.pop(self._current, "")
+        delta = delta if self.said else delta.lstrip()
+        self.said += delta
+        return delta
+
+
+async def speech_job(
+    context: Context, body: SpeechBody, answer_id: str, task: SpeechTask
+) -> SpeechJob:
+    """Validate a speech request, and decode its file.
+
+    Raises:
+        RequestError: Fields are invalid, or the file is not audio.
+        ServerError: Unknown model, still loading, no audio support, or the queue is full.
+    """
+    await context.check_ready()
+    model = context.model_name(body.model)
+    rules = await context.speech_rules()
+    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    begun = await _beginning(context, rules, body, task)
+    params = SamplingParams(
+        temperature=body.temperature,
+        seed=body.seed,
+        max_tokens=None,
+        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+    )
+    content = await body.file.read()
+    with context.admission.place_for(1, {}):
+        audio = await _decoded(context, content)
+    windows = audio.windows(rules.max_seconds)
+    return SpeechJob(
+        context=context,
+        body=body,
+        params=params,
+        prompt_sizes=[len(begun) + _NUM_BEGINNING] * len(windows),
+        make_prompts=partial(_made, windows, begun, task if body.language is None else None),
+        answer_id=answer_id,
+        model=model,
+        lora_request=None,
+        rules=rules,
+        task=task,
+        seconds=audio.seconds,
+    )
+
+
+async def _beginning(
+    context: Context, rules: SpeechRules, body: SpeechBody, task: SpeechTask
+) -> list[int]:
+    """Decoder prompt: up to the start token if the language is to be detected."""
+    said: list[int] = []
+    if body.prompt:
+        text = f" {body.prompt.strip()}"
+        most = context.text.max_model_len // 2 - 1
+        said = (await context.text.encode(text, add_special_tokens=False))[-most:]
+    begun = rules.behind(said)
+    choices = rules.choices(body.language, task)
+    return begun if body.language is None else [*begun, *(choice[0] for choice in choices)]
+
+
+async def _decoded(context: Context, content: bytes) -> Audio:
+    try:
+        return await context.aside(partial(audio_of_file, content), cost=SMALL_COST + len(content))
+    except ImportError as error:
+        raise ServerError(501, str(error)) from error
+
+
+async def _made(
+    windows: Sequence[Audio], begun: list[int], task: SpeechTask | None
+) -> list[Prompt]:
+    """The prompts; the task is None if their tokens set it."""
+    prompts: list[Prompt] = []
+    for window in windows:
+        audio = {"audio": (window.samples, window.sampling_rate)}
+        prompt = TokensPrompt(prompt_token_ids=begun, multi_modal_data=audio)
+        prompts.append(prompt if task is None else {**prompt, "speech_task": task})
+    return prompts
+
+
+def _check_whole(output: RequestOutput) -> None:
+    """Refuse to return a partial transcript as a complete one.
+
+    Raises:
+        ServerError: 503, the request was aborted.
+    """
+    if output.outputs[0].finish_reason == "abort":
+        raise ServerError(503, "the request was aborted before the transcript was complete")
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(content)}\n\n".encode()

@@ -1,0 +1,47 @@
+"""Request and response of the speech routes."""
+
+from typing import Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, Field
+
+from pagedserve.errors import RequestError
+from pagedserve.server.protocol import MAX_INT, EngineBody
+
+
+class SpeechBody(EngineBody):
+    """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, as a form."""
+
+    file: UploadFile
+    language: str | None = Field(default=None, description="Spoken language, as a code such as en.")
+    prompt: str | None = Field(default=None, description="Previous transcript.")
+    response_format: Literal["json", "text", "verbose_json"] = "json"
+    temperature: float = 0.0
+    seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
+    stream: bool = False
+
+    def check_fields(self, *, allows_unknown: bool) -> None:
+        """Run the checks of all requests, and refuse fields that streams do not support."""
+        super().check_fields(allows_unknown=allows_unknown)
+        if self.stream and self.response_format == "verbose_json":
+            raise RequestError(
+                "response_format is 'verbose_json' with stream; it is for whole answers",
+                param="response_format",
+            )
+
+
+class SpeechUsage(BaseModel):
+    """Seconds of the audio."""
+
+    type: Literal["duration"]
+    seconds: float
+
+
+class Transcript(BaseModel):
+    """Text of the speech; the last three fields are those of ``verbose_json``."""
+
+    text: str
+    usage: SpeechUsage
+    task: Literal["transcribe", "translate"] | None = None
+    language: str | None = None
+    duration: float | None = None

@@ -1,0 +1,48 @@
+"""Requests and responses of tokenization."""
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from pagedserve.server.fields import Messages, SizedBody, TokenIds
+
+
+class TokenizeBody(SizedBody):
+    """``POST /tokenize``: a prompt or a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+    may_have_images: ClassVar[bool] = True
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    """``POST /detokenize``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class Tokens(BaseModel):
+    """Response of ``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DecodedText(BaseModel):
+    """Response of ``POST /detokenize``."""
+
+    prompt: str

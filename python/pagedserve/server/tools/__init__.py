@@ -1,0 +1,1 @@
+"""Tools of requests, and formats of tool calls in texts."""
