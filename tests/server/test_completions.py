@@ -346,7 +346,8 @@ def test_tokens_and_back(served: Served) -> None:
     }
     back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back == {"prompt": PROMPT}
-    assert served.http.post("/detokenize", json={"tokens": [9999]}).status_code == 400
+    for wrong in ([9999], None, 5, [None]):
+        assert served.http.post("/detokenize", json={"tokens": wrong}).status_code == 400
     assert served.http.post("/tokenize", json={}).status_code == 400
 
 

@@ -20,9 +20,9 @@ from pagedserve.errors import RequestError
 def _token_ids(given: Any, info: ValidationInfo) -> Any:
     """Check a list of token ids: integers, not true, 1.0 or "1"."""
     name = str(info.field_name)
-    if given is not None and not isinstance(given, list):
+    if not isinstance(given, list):
         _refuse(name, given, "a list of token ids")
-    _check_token_ids(name, given or ())
+    _check_token_ids(name, given)
     return given
 
 
