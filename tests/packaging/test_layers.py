@@ -111,7 +111,7 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "models": {"http"},
     "pooling": {"http"},
     "speech": {"http"},
-    "tokens": {"http"},
+    "tokens": {"http", "tools"},
     "chat": {"http", "tools"},
     "messages": {"chat", "http", "tools"},
     "responses": {"chat", "http", "tools"},

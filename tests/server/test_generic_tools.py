@@ -187,6 +187,8 @@ def test_the_template_says_where_tools_are_described(serve: Serve, template: str
         answer = served.http.post("/v1/chat/completions", json=body).json()
         detokenized = served.http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]})
         prompt = detokenized.json()["prompt"]
+        counted = served.http.post("/tokenize", json={"messages": MESSAGES, "tools": OPENAI_TOOLS})
+        assert counted.json()["tokens"] == answer["prompt_token_ids"]
         assert prompt.startswith("[system]# Tools" if template == SHOWN else "[user]# Tools")
         assert prompt.count("</tools>\n") == 1
         assert prompt.endswith(MESSAGES[0]["content"])

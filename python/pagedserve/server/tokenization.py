@@ -261,11 +261,11 @@ class Tokenization:
             images=images,
         )
         messages: Conversation = with_functions(body.messages or [])
-        tools = _tools_of(body)
+        tools = [tool.for_template() for tool in body.usable_tools] or None
         known = self._tool_format(body.chat_template)
         if known is not None and known.is_generic:
             has_system = bool(tools) and _shows_system(render)
-            verbatim = lark_inputs(body.usable_tools) if isinstance(body, ChatBody) else ()
+            verbatim = lark_inputs(body.usable_tools)
             messages = plain_conversation(messages, tools or (), verbatim, has_system=has_system)
             tools = None
         return render(
@@ -287,12 +287,6 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
         return "probe" in (render(probe).get("prompt") or "")
     except RequestError:
         return False
-
-
-def _tools_of(body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
-    """Tools for the template; None if there are none."""
-    tools = body.usable_tools if isinstance(body, ChatBody) else []
-    return [tool.for_template() for tool in tools] or None
 
 
 def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:

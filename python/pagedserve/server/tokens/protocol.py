@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from pagedserve.server.fields import Messages, SizedBody, TokenIds
+from pagedserve.server.tools.fields import Tool
 
 
 class TokenizeBody(SizedBody):
@@ -22,6 +23,12 @@ class TokenizeBody(SizedBody):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
+    tools: list[Tool] | None = None
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Tools that the template shows."""
+        return self.tools or []
 
 
 class DetokenizeBody(BaseModel):
