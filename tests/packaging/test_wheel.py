@@ -105,7 +105,9 @@ def test_missing_extra_is_named(bare_python: Path, run: Run, tmp_path: Path) -> 
         "try:\n    pagedserve.LLM(model='smollm2')\n"
         "except ImportError as error:\n    print(error)"
     )
-    assert "pip install 'accelerate>=" in run(bare_python, "-I", "-c", code, cwd=tmp_path)
+    said = run(bare_python, "-I", "-c", code, cwd=tmp_path)
+    assert "pagedserve.LLMEngine needs tokenizers, which is not installed: pip install '" in said
+    assert "'tokenizers>=" in said
 
 
 def test_own_engine_loop_runs_with_numpy_alone(

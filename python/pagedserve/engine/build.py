@@ -7,6 +7,7 @@ torch.
 import logging
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pagedserve._core import CacheConfig, KVGroup, Scheduler, SchedulerConfig
@@ -41,6 +42,9 @@ def load(
             tokenizer = _load_tokenizer(args, choose_backend(args), None)
         return tokenizer, executor
     check_backend(args)
+    if tokenizer is None:  # before a model is searched for, and perhaps downloaded
+        with extra_needed("pagedserve.LLMEngine", choose_backend(args).extra):
+            import_module("tokenizers")
     begun = take_ahead(args)
     files = open_files(args, find_source(args)) if begun is None else begun.files
     logger.info("backend: %s, %s", files.backend.name, files.backend.reason)
