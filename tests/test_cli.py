@@ -276,6 +276,12 @@ def test_help_and_version_load_no_heavy_package(option: str, said: str) -> None:
     assert not {"torch", "transformers", "triton", "tqdm"} & set(loaded)
 
 
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "pagedserve", "--version"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert ran.stdout == f"pagedserve {pagedserve.__version__}\n"
+
+
 def test_the_program_says_nothing_after_its_last_line(model_package: None) -> None:
     words = [*MODEL, "--prompt", "A", "--max-tokens", "1"]
     code = f"from pagedserve.cli import main; raise SystemExit(main({words}))"

@@ -122,10 +122,9 @@ def load(model: str, options: dict[str, Any]) -> dict[str, Any]:
 def say_when(model: str, environment: dict[str, str]) -> dict[str, Any]:
     """Seconds from the start of ``pagedserve generate`` to its first line, and to its end."""
     words = ["generate", "--model", model, "--prompt", "a", "--max-tokens", "1"]
-    code = "import sys; from pagedserve.cli import main; sys.exit(main())"
     started = perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-m", "pagedserve", *words],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

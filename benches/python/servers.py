@@ -16,7 +16,6 @@ from pagedserve.models.load.sources import resolve_model
 
 START_SECONDS = 600
 KV_CACHE_BYTES = 4 << 30
-PAGEDSERVE = "import sys; from pagedserve.cli import main; sys.exit(main())"
 
 
 def server_command(
@@ -25,7 +24,7 @@ def server_command(
     """Command of a server: pagedserve's, or vLLM's for the interpreter that has it."""
     listen = ["--port", str(port), "--dtype", dtype]
     if vllm_python is None:
-        command = [sys.executable, "-c", PAGEDSERVE, "serve", model, *listen]
+        command = [sys.executable, "-m", "pagedserve", "serve", model, *listen]
         return [*command, "--kv-cache-memory", str(KV_CACHE_BYTES)]
     source = resolve_model(model)
     weights = converted_directory(source.path) if source.is_gguf else source.path

@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from measuring import Clock, report, report_table
-from servers import KV_CACHE_BYTES, PAGEDSERVE, free_port, running, server_command
+from servers import KV_CACHE_BYTES, free_port, running, server_command
 
 Row = dict[str, Any]
 
@@ -97,8 +97,8 @@ def server_rows(options: argparse.Namespace, command: Sequence[str], port: int) 
         for messages in conversations(options.concurrency):
             dataset.write(json.dumps({"messages": messages}) + "\n")
         dataset.flush()
-        bench = [sys.executable, "-c", PAGEDSERVE, "bench", "serve", "--port", str(port), "--json"]
-        bench += ["--backend", "openai-chat", "--dataset-name", "custom", "--ignore-eos"]
+        bench = [sys.executable, "-m", "pagedserve", "bench", "serve", "--port", str(port)]
+        bench += ["--json", "--backend", "openai-chat", "--dataset-name", "custom", "--ignore-eos"]
         bench += ["--dataset-path", dataset.name, "--num-prompts", str(options.concurrency)]
         bench += ["--custom-output-len", str(options.output_len), "--disable-tqdm"]
         bench += ["--extra-body", '{"temperature": 0}']

@@ -180,9 +180,8 @@ def test_replicas_are_exchanged_while_no_request_is_refused(
     server: Process, directory: Path, wanted: list[str]
 ) -> None:
     before = {replica.pid for replica in replicas(server)}
-    program = "import sys; from pagedserve.cli import main; sys.exit(main())"
     options = ["--min-replicas", "2", "--replica-num-cpus", "0.5", "--max-num-seqs", "64"]
-    command = [sys.executable, "-c", program, "deploy", str(directory), *options, "--update"]
+    command = [sys.executable, "-m", "pagedserve", "deploy", str(directory), *options, "--update"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as update:
         num_rounds = 0
         while update.poll() is None:
@@ -213,8 +212,8 @@ def test_options_that_cannot_work_are_named(
     directory: Path, options: list[str], message: str
 ) -> None:
     skip_unless_ray_starts()
-    program = "import sys; from pagedserve.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "deploy", str(directory), "--port", "0", *options]
+    command = [sys.executable, "-m", "pagedserve", "deploy", str(directory), *options]
+    command += ["--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]

@@ -178,8 +178,7 @@ def _serve_unlogged(model: Path, prefix: Sequence[str], **streams: Any) -> None:
     """Serve without a log that says where."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    program = "import sys; from pagedserve.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "serve", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "pagedserve", "serve", str(model), "--port", str(port)]
     process = subprocess.Popen([*prefix, *command], stdin=None, **streams)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -84,6 +84,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "bench": set(),
     "engine_bench": {"bench", "config", "inputs", "llm", "outputs", "sampling_params"},
     # Two of the public names; of models, that a start says what it does.
+    "__main__": {"cli"},
     "cli": {
         *("batch_files", "bench", "config", "decisions", "deploy", "engine", "engine_bench"),
         *("host_ops", "models", "native", "outputs", "quantize", "sampling_params", "server"),

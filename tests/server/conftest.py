@@ -162,8 +162,7 @@ class Process:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        program = "import sys; from pagedserve.cli import main; sys.exit(main())"
-        started = [sys.executable, "-c", program, command, *options, "--port", str(port)]
+        started = [sys.executable, "-m", "pagedserve", command, *options, "--port", str(port)]
         self._log = log
         with log.open("w") as stderr:
             self.process = subprocess.Popen(

@@ -1,0 +1,5 @@
+"""``python -m pagedserve``: the command line, where its script is not on the path."""
+
+from pagedserve.cli import run
+
+run()
