@@ -207,7 +207,7 @@ class NumpyExecutor:
 
 
 class NumberTokenizer:
-    """Words are token ids, "5 17" is [5, 17]: a ``Tokenizer``."""
+    """A ``Tokenizer`` whose tokens are numbers: "5 17" is [5, 17]."""
 
     added_tokens_decoder: Mapping[int, Any] = {}
     chat_template = None
@@ -216,7 +216,10 @@ class NumberTokenizer:
     def encode(self, text: str, **options: Any) -> list[int]:
         """Encode a text."""
         del options
-        return [int(word) for word in text.split()]
+        try:
+            return [int(word) for word in text.split()]
+        except ValueError:
+            raise RequestError(f"the prompt is {text!r}; it must be numbers") from None
 
     def __call__(self, text: str, *pair: str | None, **options: Any) -> SimpleNamespace:
         """Encode a text, as ``input_ids``."""

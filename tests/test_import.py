@@ -92,7 +92,7 @@ sys.meta_path.insert(0, Blocked())
 import pagedserve, pagedserve.cli, pagedserve.server
 for name in ("EngineArgs", "SamplingParams", "LLM", "LLMEngine", "AsyncLLMEngine"):
     getattr(pagedserve, name)
-for module in pkgutil.iter_modules(pagedserve.server.__path__, "pagedserve.server."):
+for module in pkgutil.walk_packages(pagedserve.server.__path__, "pagedserve.server."):
     importlib.import_module(module.name)
 
 from pagedserve.inputs.chat import chat_prompt

@@ -75,7 +75,7 @@ def tokens(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def left() -> list[psutil.Process]:
-    """The processes of ranks that do not end: Ray ends them soon after it says so."""
+    """Processes of ranks that are alive after a minute; Ray ends them shortly after `kill`."""
     alive: list[psutil.Process] = psutil.wait_procs(actors(), timeout=60)[1]
     return alive
 

@@ -189,6 +189,12 @@ def test_the_template_says_where_tools_are_described(serve: Serve, template: str
         prompt = detokenized.json()["prompt"]
         counted = served.http.post("/tokenize", json={"messages": MESSAGES, "tools": OPENAI_TOOLS})
         assert counted.json()["tokens"] == answer["prompt_token_ids"]
+        for wrong in (
+            {"messages": [], "tools": OPENAI_TOOLS},
+            {"prompt": "a", "tools": OPENAI_TOOLS},
+            {"messages": MESSAGES, "tools": OPENAI_TOOLS * 2},
+        ):
+            assert served.http.post("/tokenize", json=wrong).status_code == 400
         assert prompt.startswith("[system]# Tools" if template == SHOWN else "[user]# Tools")
         assert prompt.count("</tools>\n") == 1
         assert prompt.endswith(MESSAGES[0]["content"])

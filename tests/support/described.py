@@ -12,10 +12,10 @@ from jsonschema import Draft202012Validator
 
 @dataclass(frozen=True)
 class Description:
-    """What a server says of its routes.
+    """OpenAPI document of a server.
 
     Attributes:
-        document: Its ``/openapi.json``, in which every object has the fields that are named alone.
+        document: Its ``/openapi.json``; no object may have other fields than it names.
     """
 
     document: dict[str, Any]

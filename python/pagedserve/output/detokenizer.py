@@ -117,7 +117,7 @@ class Detokenizer:
 
 
 def _is_byte_level(backend: object) -> bool:
-    """Whether a tokenizer is one of `tokenizers`, which an engine need not have, of that kind."""
+    """Whether this is a byte-level tokenizer of tokenizers, a package that may be absent."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel
 

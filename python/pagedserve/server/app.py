@@ -40,7 +40,7 @@ from pagedserve.server.responses.routes import add_responses
 from pagedserve.server.speech.routes import add_speech
 from pagedserve.server.tokens.routes import add_tokens
 
-# What each adds to a server, and to one with --enable-admin-routes.
+# Functions that add the routes of every server, and those that need --enable-admin-routes.
 _ROUTES: Final = (
     *(add_completions, add_chat, add_messages, add_responses, add_decisions, add_ollama),
     *(add_pooling, add_speech, add_tokens, add_models, add_state),

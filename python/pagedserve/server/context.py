@@ -189,6 +189,11 @@ class Context:
         """
         return make() if num_bytes <= SMALL_BODY_BYTES else await self.aside(make, cost=num_bytes)
 
+    @property
+    def all_names(self) -> list[str]:
+        """Names of the model, and of the adapters."""
+        return [*self.names, *self.adapters.names]
+
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response.
 

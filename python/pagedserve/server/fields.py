@@ -70,6 +70,16 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return given
 
 
+def check_not_empty(messages: list[dict[str, Any]]) -> None:
+    """Refuse a conversation without a message.
+
+    Raises:
+        RequestError: There is none.
+    """
+    if not messages:
+        raise RequestError("messages is empty; it must have at least one message", param="messages")
+
+
 # Fields of an assistant's message that replace its content.
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
 

@@ -1,4 +1,4 @@
-"""What bodies of requests and responses share: their fields and types.
+"""Fields and types that bodies of requests and responses share.
 
 ``SamplingParams`` and the engine check combinations of values.  An unknown field is refused by
 name, one without effect is ignored (``HARMLESS``), and one of an unsupported feature is refused

@@ -209,7 +209,7 @@ class Server(uvicorn.Server):
             )
         if self._batches is not None:
             self._batches.start(client.max_num_seqs)
-        logger.info("serving %s", ", ".join([*context.names, *context.adapters.names]))
+        logger.info("serving %s", ", ".join(context.all_names))
 
     async def _drain(self) -> None:
         await self._stop_batches()

@@ -37,13 +37,13 @@ class ServerInfo(BaseModel):
     backends: str
 
 
-class Reset(BaseModel):
+class PrefixCacheReset(BaseModel):
     """Response of ``POST /reset_prefix_cache``: whether prefixes were dropped."""
 
     reset: bool
 
 
-class Aborted(BaseModel):
+class AbortedRequests(BaseModel):
     """Response of ``POST /abort_requests``: the ids of responses that ended."""
 
     aborted: list[str]

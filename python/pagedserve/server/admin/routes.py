@@ -7,10 +7,10 @@ from starlette.responses import HTMLResponse, Response
 
 from pagedserve.server.admin.protocol import (
     AbortBody,
-    Aborted,
+    AbortedRequests,
     Health,
     Load,
-    Reset,
+    PrefixCacheReset,
     ServerInfo,
     Version,
 )
@@ -47,7 +47,7 @@ def add_state(app: FastAPI, context: Context) -> None:
         """Return the configuration of the server and the engine."""
         await context.check_ready()
         model = await context.client.get_model_config()
-        names = [*context.names, *context.adapters.names]
+        names = context.all_names
         return ServerInfo(version=app.version, models=names, backends=model.backends)
 
     @app.get("/metrics", responses=TEXT, response_class=Response)
@@ -65,16 +65,16 @@ def add_admin(app: FastAPI, context: Context) -> None:
     """Add the routes for the operator to an application."""
 
     @app.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Reset:
+    async def reset_prefix_cache() -> PrefixCacheReset:
         """Drop every cached prefix, unless a request runs."""
         await context.check_ready()
-        return Reset(reset=await context.client.reset_prefix_cache())
+        return PrefixCacheReset(reset=await context.client.reset_prefix_cache())
 
     @app.post("/abort_requests", dependencies=JSON)
-    async def abort_requests(body: AbortBody) -> Aborted:
+    async def abort_requests(body: AbortBody) -> AbortedRequests:
         """Abort requests by their response ids."""
         jobs = list(context.jobs.values())
         found = [running for running in jobs if running.answer_id in body.request_ids]
         for running in found:
             await context.abort(running)
-        return Aborted(aborted=sorted({running.answer_id for running in found}))
+        return AbortedRequests(aborted=sorted({running.answer_id for running in found}))

@@ -8,7 +8,7 @@ from pagedserve.server.batches.objects import BatchBody, BatchList, BatchObject
 from pagedserve.server.batches.service import BatchService
 from pagedserve.server.files.records import Page
 from pagedserve.server.files.routes import add_files
-from pagedserve.server.http.routing import JSON, add_absent, described
+from pagedserve.server.http.routing import JSON, add_absent, json_responses
 
 _PATHS: Final = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
 
@@ -33,7 +33,7 @@ def add_batches(app: FastAPI, service: BatchService | None, *, stall_timeout: fl
         """Answer the requests of a file."""
         return service.create(request.scope["owner"], body)
 
-    @app.get("/v1/batches", responses=described(BatchList))
+    @app.get("/v1/batches", responses=json_responses(BatchList))
     async def list_batches(
         request: Request,
         after: str | None = None,

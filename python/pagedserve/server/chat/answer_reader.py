@@ -12,12 +12,18 @@ from pagedserve.sampling_params.structured_outputs import StructuredOutputsParam
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.http.bounds import check_schema
 from pagedserve.server.tools.custom import InputReader
-from pagedserve.server.tools.fields import AllowedToolChoice, CustomTool, NamedTool, lark_inputs
+from pagedserve.server.tools.fields import (
+    AllowedToolChoice,
+    CustomTool,
+    NamedTool,
+    check_list,
+    lark_inputs,
+)
 from pagedserve.server.tools.formats import ToolFormat
 from pagedserve.server.tools.generic import HELD_HEAD, START, grammar_of_calls
 from pagedserve.server.tools.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.tools.readers import Call, Parts, Schemas
-from pagedserve.server.tools.schemas import check_parameters, schema_of_arguments, schema_of_calls
+from pagedserve.server.tools.schemas import schema_of_arguments, schema_of_calls
 from pagedserve.server.tools.tag_stream import TagStream
 
 # Any text.
@@ -32,21 +38,17 @@ def check_tools(body: ChatBody) -> None:
     Raises:
         RequestError: A tool is missing or invalid.
     """
+    check_list(body.tools or ())
     names = [tool.name for tool in body.tools or ()]
-    known = set(names)
-    if len(known) < len(names):
-        raise RequestError("tools has two tools of one name", param="tools")
     if body.choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
-    unknown = next((name for name in _chosen_names(body) if name not in known), None)
+    unknown = next((name for name in _chosen_names(body) if name not in names), None)
     if unknown is not None:
         more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
         shown = ", ".join(names[:_MAX_SHOWN] + more) or "none"
         raise RequestError(
             f"tool_choice names {unknown!r:.80}; tools has {shown}", param="tool_choice"
         )
-    for name, schema in schemas_of(body).items():
-        check_parameters(name, schema)
 
 
 def _chosen_names(body: ChatBody) -> list[str]:

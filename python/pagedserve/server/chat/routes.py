@@ -7,13 +7,15 @@ from fastapi import FastAPI, Request
 from pagedserve.server.chat.job import chat_job
 from pagedserve.server.chat.protocol import ChatBody, ChatCompletion
 from pagedserve.server.context import Context
-from pagedserve.server.http.routing import JSON, answer_id, job_response, streamed
+from pagedserve.server.http.routing import JSON, answer_id, job_response, streaming_responses
 
 
 def add_chat(app: FastAPI, context: Context) -> None:
     """Add the route to an application."""
 
-    @app.post("/v1/chat/completions", responses=streamed(ChatCompletion), dependencies=JSON)
+    @app.post(
+        "/v1/chat/completions", responses=streaming_responses(ChatCompletion), dependencies=JSON
+    )
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         """Generate the next message of a conversation."""
         named = answer_id("chatcmpl-", request, body.request_id)

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pagedserve.server.files.objects import DeletedFile, FileBody, FileList, FileObject
 from pagedserve.server.files.records import Page
 from pagedserve.server.files.store import FileStore
-from pagedserve.server.http.routing import FORM, described
+from pagedserve.server.http.routing import FORM, json_responses
 
 _FileForm: TypeAlias = Annotated[FileBody, Form(media_type="multipart/form-data")]
 _MAX_LIMIT = 10_000
@@ -63,7 +63,7 @@ def add_files(
             filename=body.file.filename or "file",
         )
 
-    @app.get("/v1/files", responses=described(FileList))
+    @app.get("/v1/files", responses=json_responses(FileList))
     async def list_files(
         request: Request,
         purpose: str | None = None,

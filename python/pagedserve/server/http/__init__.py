@@ -1,1 +1,1 @@
-"""What the routes of all APIs share: connections, bodies, errors and responses."""
+"""The HTTP layer of all APIs: connections, bodies, errors and responses."""

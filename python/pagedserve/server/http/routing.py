@@ -16,7 +16,7 @@ from pagedserve.server.job import Job
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
 
-def described(answer: type[BaseModel], *media_types: str) -> Responses:
+def json_responses(answer: type[BaseModel], *media_types: str) -> Responses:
     """OpenAPI of a route whose responses are JSON of this form, or of further content types."""
     return {200: {"model": answer, "content": {media_type: {} for media_type in media_types}}}
 
@@ -26,9 +26,9 @@ def described(answer: type[BaseModel], *media_types: str) -> Responses:
 TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-def streamed(answer: type[BaseModel]) -> Responses:
+def streaming_responses(answer: type[BaseModel]) -> Responses:
     """OpenAPI of a route whose responses may be streams of events."""
-    return described(answer, "text/event-stream")
+    return json_responses(answer, "text/event-stream")
 
 
 async def _check_json(request: Request) -> None:

@@ -5,7 +5,13 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 
 from pagedserve.server.context import Context
-from pagedserve.server.http.routing import JSON, Responses, answer_id, job_response, streamed
+from pagedserve.server.http.routing import (
+    JSON,
+    Responses,
+    answer_id,
+    job_response,
+    streaming_responses,
+)
 from pagedserve.server.messages.api import ROOT
 from pagedserve.server.messages.job import message_job, num_tokens
 from pagedserve.server.messages.protocol import (
@@ -25,7 +31,7 @@ _ERRORS: Final[Responses] = {
 def add_messages(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
 
-    @app.post(ROOT, responses=_ERRORS | streamed(Message), dependencies=JSON)
+    @app.post(ROOT, responses=_ERRORS | streaming_responses(Message), dependencies=JSON)
     async def messages(body: MessagesBody, request: Request) -> Any:
         """Generate the next message of a conversation, in Anthropic's format."""
         named = answer_id("msg_", request, body.request_id)

@@ -20,7 +20,7 @@ def add_models(app: FastAPI, context: Context) -> None:
     async def models() -> ModelList:
         """List the model under all its names, and its adapters."""
         await context.check_ready()
-        names = [*context.names, *context.adapters.names]
+        names = context.all_names
         cards = [_card(context, name) for name in names]
         return ModelList(data=cards, first_id=names[0], last_id=names[-1])
 

@@ -196,7 +196,7 @@ class OllamaMessage(BaseModel):
     tool_calls: list[OllamaCall] | None = None
 
 
-class OllamaAnswer(BaseModel):
+class OllamaResponse(BaseModel):
     """Fields of both kinds of responses, and of each line of a stream; the last has the counts.
 
     Durations are nanoseconds.
@@ -215,13 +215,13 @@ class OllamaAnswer(BaseModel):
     logprobs: list[ChosenLogprob] | None = None
 
 
-class OllamaChat(OllamaAnswer):
+class OllamaChat(OllamaResponse):
     """Response of ``POST /api/chat``."""
 
     message: OllamaMessage
 
 
-class OllamaText(OllamaAnswer):
+class OllamaText(OllamaResponse):
     """Response of ``POST /api/generate``."""
 
     response: str
@@ -229,7 +229,7 @@ class OllamaText(OllamaAnswer):
 
 
 class ModelDetails(BaseModel):
-    """The model of an adapter; empty for a model."""
+    """Base model of an adapter; empty for the model itself."""
 
     parent_model: str
 

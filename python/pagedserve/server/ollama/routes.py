@@ -9,7 +9,7 @@ from pagedserve.inputs.images import ImageRules
 from pagedserve.server.admin.protocol import Version
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
-from pagedserve.server.http.routing import JSON, Responses, answer_id, described, job_response
+from pagedserve.server.http.routing import JSON, Responses, answer_id, job_response, json_responses
 from pagedserve.server.ollama.api import ROOT
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
 from pagedserve.server.ollama.protocol import (
@@ -36,7 +36,7 @@ _ABSENT: Final = (
 
 def add_ollama(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
-    chat = described(OllamaChat, _LINES)
+    chat = json_responses(OllamaChat, _LINES)
 
     @app.post(f"{ROOT}/chat", responses=_ERRORS | chat, dependencies=JSON)
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Any:
@@ -47,7 +47,7 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         named = answer_id("chat-", request, body.request_id)
         return job_response(await chat_job(context, body, named), request)
 
-    text = described(OllamaText, _LINES)
+    text = json_responses(OllamaText, _LINES)
 
     @app.post(f"{ROOT}/generate", responses=_ERRORS | text, dependencies=JSON)
     async def ollama_generate(body: GenerateBody, request: Request) -> Any:
@@ -61,7 +61,7 @@ def add_ollama(app: FastAPI, context: Context) -> None:
     async def ollama_tags() -> OllamaModels:
         """List the model under all its names, and its adapters, in Ollama's format."""
         await context.check_ready()
-        names = [*context.names, *context.adapters.names]
+        names = context.all_names
         return OllamaModels(models=[_card(context, name) for name in names])
 
     @app.post(f"{ROOT}/show", responses=_ERRORS, dependencies=JSON)
@@ -101,7 +101,7 @@ def _card(context: Context, name: str) -> OllamaModel:
 
 
 def _common(context: Context, name: str) -> dict[str, Any]:
-    """What a list of models has and a description."""
+    """Fields shared by ``/api/tags`` and ``/api/show``."""
     created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
     parent = "" if context.adapters.get(name) is None else context.names[0]
     return {"modified_at": created, "details": ModelDetails(parent_model=parent)}

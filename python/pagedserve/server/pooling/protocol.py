@@ -60,7 +60,7 @@ class RerankBody(TextBody):
     return_documents: bool = True
 
 
-class PooledAnswer(BaseModel):
+class PooledResponse(BaseModel):
     """Fields of all responses."""
 
     id: str
@@ -77,26 +77,26 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingAnswer(PooledAnswer):
+class EmbeddingResponse(PooledResponse):
     """Response of ``POST /v1/embeddings``."""
 
     object: Literal["list"]
     data: list[Embedding]
 
 
-class Pooled(BaseModel):
-    """Pooled output of a prompt, as an ``Embedding``."""
+class PooledOutput(BaseModel):
+    """PooledOutput output of a prompt, as an ``Embedding``."""
 
     index: int
     object: Literal["pooling"]
     data: list[float] | str
 
 
-class PoolingAnswer(PooledAnswer):
+class PoolingResponse(PooledResponse):
     """Response of ``POST /pooling``."""
 
     object: Literal["list"]
-    data: list[Pooled]
+    data: list[PooledOutput]
 
 
 class Classification(BaseModel):
@@ -108,7 +108,7 @@ class Classification(BaseModel):
     num_classes: int
 
 
-class ClassificationAnswer(PooledAnswer):
+class ClassificationResponse(PooledResponse):
     """Response of ``POST /classify``."""
 
     object: Literal["list"]
@@ -123,7 +123,7 @@ class PairScore(BaseModel):
     score: float
 
 
-class ScoreAnswer(PooledAnswer):
+class ScoreResponse(PooledResponse):
     """Response of ``POST /score``."""
 
     object: Literal["list"]
@@ -138,7 +138,7 @@ class RankedDocument(BaseModel):
     document: Document | None = None
 
 
-class RerankAnswer(PooledAnswer):
+class RerankResponse(PooledResponse):
     """Response of ``POST /rerank``, the most relevant document first."""
 
     results: list[RankedDocument]

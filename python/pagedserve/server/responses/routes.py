@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
-from pagedserve.server.http.routing import JSON, described, job_response, streamed
+from pagedserve.server.http.routing import JSON, job_response, json_responses, streaming_responses
 from pagedserve.server.responses.api import ROOT
 from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.items import ITEMS, Item
@@ -21,14 +21,14 @@ from pagedserve.server.responses.objects import (
 )
 from pagedserve.server.responses.store import Key
 
-_WHOLE: Final = described(ResponseObject)
+_WHOLE: Final = json_responses(ResponseObject)
 
 
 def add_responses(app: FastAPI, context: Context) -> None:
     """Add the routes of the Responses API."""
     _add_stored(app, context)
 
-    @app.post(ROOT, responses=streamed(ResponseObject), dependencies=JSON)
+    @app.post(ROOT, responses=streaming_responses(ResponseObject), dependencies=JSON)
     async def create_response(body: ResponsesBody, request: Request) -> Any:
         """Generate a response."""
         return job_response(await responses_job(context, body, request.scope["owner"]), request)
@@ -68,7 +68,7 @@ def _add_stored(app: FastAPI, context: Context) -> None:
         """End a response in progress; its request is answered with what it has."""
         return await _cancel(context, (request.scope["owner"], response_id))
 
-    @app.get(f"{ROOT}/{{response_id}}/input_items", responses=described(ItemList))
+    @app.get(f"{ROOT}/{{response_id}}/input_items", responses=json_responses(ItemList))
     async def list_input_items(
         response_id: str,
         request: Request,

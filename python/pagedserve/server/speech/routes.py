@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final, TypeAlias
 from fastapi import FastAPI, Form, Request
 
 from pagedserve.server.context import Context
-from pagedserve.server.http.routing import FORM, answer_id, described, job_response
+from pagedserve.server.http.routing import FORM, answer_id, job_response, json_responses
 from pagedserve.server.speech.job import speech_job
 from pagedserve.server.speech.protocol import SpeechBody, Transcript
 
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
-_TRANSCRIPT: Final = described(Transcript, "text/event-stream", "text/plain")
+_TRANSCRIPT: Final = json_responses(Transcript, "text/event-stream", "text/plain")
 
 
 def add_speech(app: FastAPI, context: Context) -> None:

@@ -3,9 +3,11 @@
 from fastapi import FastAPI
 
 from pagedserve.server.context import Context
+from pagedserve.server.fields import check_not_empty
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.http.routing import JSON
 from pagedserve.server.tokens.protocol import DecodedText, DetokenizeBody, TokenizeBody, Tokens
+from pagedserve.server.tools.fields import check_list
 
 
 def add_tokens(app: FastAPI, context: Context) -> None:
@@ -18,7 +20,11 @@ def add_tokens(app: FastAPI, context: Context) -> None:
         context.model_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ServerError(400, "give either prompt or messages", param="prompt")
+        if body.prompt is not None and body.tools is not None:
+            raise ServerError(400, "tools is given with prompt; it needs messages", param="tools")
         if body.messages is not None:
+            check_not_empty(body.messages)
+            check_list(body.usable_tools)
             tokens = await context.text.chat_token_ids(body)
         else:
             special = body.add_special_tokens is not False

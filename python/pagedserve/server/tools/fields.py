@@ -4,13 +4,15 @@ A tool is a function, whose arguments are a JSON object, or a custom tool, whose
 To the model both are functions (`pagedserve.server.tools.custom`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.tools.custom import described, schema_of_input
+from pagedserve.server.tools.schemas import check_parameters
 
 # Without parameters a tool has no arguments, as at OpenAI, if its schema is closed.
 _NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
@@ -150,6 +152,18 @@ Tool: TypeAlias = Annotated[
     Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
     Discriminator(_kind_of),
 ]
+
+
+def check_list(tools: Sequence[Tool]) -> None:
+    """Refuse tools of one name, and invalid ones.
+
+    Raises:
+        RequestError: The first of them.
+    """
+    if len({tool.name for tool in tools}) < len(tools):
+        raise RequestError("tools has two tools of one name", param="tools")
+    for tool in tools:
+        check_parameters(tool.name, tool.parameters)
 
 
 def lark_inputs(tools: Iterable[Tool]) -> dict[str, str]:
