@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagedserve._core import __version__
@@ -26,7 +27,7 @@ from pagedserve.server.http.apis import error_response
 from pagedserve.server.http.body import json_route
 from pagedserve.server.http.errors import ServerError, reported
 from pagedserve.server.http.gate import Gate
-from pagedserve.server.http.routing import add_absent
+from pagedserve.server.http.routing import add_absent, error_responses
 from pagedserve.server.messages import api as messages_api
 from pagedserve.server.messages.routes import add_messages
 from pagedserve.server.models.routes import add_adapters, add_models
@@ -55,13 +56,6 @@ ABSENT_PATHS: Final = (
     "/v1/moderations",
 )
 
-_ADMIN_PATHS: Final = (
-    "/reset_prefix_cache",
-    "/abort_requests",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-)
-
 
 def build_app(context: Context, batches: BatchService | None = None) -> ASGIApp:
     """Build the ASGI application; ``batches`` None serves no files and batches."""
@@ -74,15 +68,18 @@ def build_app(context: Context, batches: BatchService | None = None) -> ASGIApp:
         docs_url=None,  # this page and the next load scripts from other sites
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
+        responses=error_responses(ErrorBody),
     )
     app.router.route_class = json_route(context)
     for kind in (ServerError, PagedServeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)
-    for add in (*_ROUTES, *(_FOR_OPERATORS if context.args.enable_admin_routes else ())):
+    for add in _ROUTES:
         add(app, context)
+    _add_for_operators(app, context)
     add_batches(app, batches, stall_timeout=context.args.stall_timeout)
-    _add_absent(app, context)
+    for path in ABSENT_PATHS:
+        name = path.removeprefix("/v1/").partition("/{")[0]
+        add_absent(app, path, 501, f"{name} is not supported here")
     _add_schema(app)
     apis = {
         messages_api.ROOT: messages_api.MESSAGES,
@@ -109,12 +106,14 @@ async def _tell(request: Request, error: Exception) -> Response:
     return error_response(reported(error), request.scope)
 
 
-def _add_absent(app: FastAPI, context: Context) -> None:
-    for path in ABSENT_PATHS:
-        name = path.removeprefix("/v1/").partition("/{")[0]
-        add_absent(app, path, 501, f"{name} is not supported here")
-    if not context.args.enable_admin_routes:
-        for path in _ADMIN_PATHS:
+def _add_for_operators(app: FastAPI, context: Context) -> None:
+    """Add the routes for operators; where they are off, their paths answer what turns them on."""
+    is_on = context.args.enable_admin_routes
+    operators = app if is_on else FastAPI(openapi_url=None)
+    for add in _FOR_OPERATORS:
+        add(operators, context)
+    if not is_on:
+        for path in [route.path for route in operators.routes if isinstance(route, Route)]:
             add_absent(app, path, 404, f"{path} is off; --enable-admin-routes turns it on")
 
 

@@ -21,6 +21,11 @@ def json_responses(answer: type[BaseModel], *media_types: str) -> Responses:
     return {200: {"model": answer, "content": {media_type: {} for media_type in media_types}}}
 
 
+def error_responses(body: type[BaseModel]) -> Responses:
+    """OpenAPI of the errors of an API, which have this form."""
+    return {"4XX": {"model": body}, "5XX": {"model": body}}
+
+
 # OpenAPI of a route that answers in plain text, and with errors in JSON: its `response_class` is
 # `Response`, which has no content type.
 TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

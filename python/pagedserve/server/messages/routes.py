@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request
 from pagedserve.server.context import Context
 from pagedserve.server.http.routing import (
     JSON,
-    Responses,
     answer_id,
+    error_responses,
     job_response,
     streaming_responses,
 )
@@ -22,10 +22,7 @@ from pagedserve.server.messages.protocol import (
     TokenCount,
 )
 
-_ERRORS: Final[Responses] = {
-    "4XX": {"model": MessagesErrorBody},
-    "5XX": {"model": MessagesErrorBody},
-}
+_ERRORS: Final = error_responses(MessagesErrorBody)
 
 
 def add_messages(app: FastAPI, context: Context) -> None:

@@ -9,7 +9,13 @@ from pagedserve.inputs.images import ImageRules
 from pagedserve.server.admin.protocol import Version
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
-from pagedserve.server.http.routing import JSON, Responses, answer_id, job_response, json_responses
+from pagedserve.server.http.routing import (
+    JSON,
+    answer_id,
+    error_responses,
+    job_response,
+    json_responses,
+)
 from pagedserve.server.ollama.api import ROOT
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
 from pagedserve.server.ollama.protocol import (
@@ -25,7 +31,7 @@ from pagedserve.server.ollama.protocol import (
     ShowBody,
 )
 
-_ERRORS: Final[Responses] = {"4XX": {"model": OllamaErrorBody}, "5XX": {"model": OllamaErrorBody}}
+_ERRORS: Final = error_responses(OllamaErrorBody)
 _LINES: Final = "application/x-ndjson"
 # Routes that manage models or compute embeddings.
 _ABSENT: Final = (
