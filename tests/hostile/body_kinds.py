@@ -14,7 +14,7 @@ from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody
 from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody
 from pagedserve.server.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
 from pagedserve.server.protocol import ABSENT
-from pagedserve.server.responses.body import ResponsesBody
+from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.tokens.protocol import DetokenizeBody, TokenizeBody
 from tests.hostile.client import Target, chat, completion, request
 from tests.hostile.grammar_kinds import Sent

@@ -183,8 +183,8 @@ MANY_FIELDS = {
     "server.ollama.protocol.Options",  # fields of Ollama's protocol
     "server.options.ServerArgs",
     "server.protocol.Body",
-    "server.responses.body.ResponsesBody",  # fields of OpenAI's protocol
-    "server.responses.objects.ResponseObject",
+    "server.responses.protocol.ResponseObject",  # fields of OpenAI's protocol
+    "server.responses.protocol.ResponsesBody",
     "engine.request.Request",
     "runner.buffers.StepBuffers",  # one array after another
 }

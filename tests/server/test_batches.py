@@ -18,10 +18,10 @@ from openai.types import FileObject as File
 from pagedserve import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.server.batches import service
-from pagedserve.server.batches.objects import BatchObject
+from pagedserve.server.batches.protocol import BatchObject
 from pagedserve.server.files import store
 from pagedserve.server.files.lock import lock_directory
-from pagedserve.server.files.objects import FileObject
+from pagedserve.server.files.protocol import FileObject
 from pagedserve.server.files.records import Records
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.prepare import prepare

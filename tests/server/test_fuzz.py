@@ -22,7 +22,7 @@ from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.messages.protocol import CountTokensBody, MessagesBody, MessagesErrorBody
 from pagedserve.server.ollama.protocol import GenerateBody, OllamaChatBody, OllamaErrorBody
 from pagedserve.server.protocol import ABSENT, ErrorBody
-from pagedserve.server.responses.body import ResponsesBody
+from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.tokens.protocol import TokenizeBody
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.examples import examples

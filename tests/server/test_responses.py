@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.responses.items import ITEMS, items_of, messages_of
-from pagedserve.server.responses.objects import ResponseObject
+from pagedserve.server.responses.protocol import ResponseObject
 from pagedserve.server.responses.store import ResponseStore, Stored
 from tests.server.conftest import Serve, Served
 from tests.server.test_life import slowly

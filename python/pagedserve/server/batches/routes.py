@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request
 
-from pagedserve.server.batches.objects import BatchBody, BatchList, BatchObject
+from pagedserve.server.batches.protocol import BatchBody, BatchList, BatchObject
 from pagedserve.server.batches.service import BatchService
 from pagedserve.server.files.records import Page
 from pagedserve.server.files.routes import add_files

@@ -31,8 +31,8 @@ from pagedserve.server.http.errors import UnavailableError, reported
 from pagedserve.server.job import Job
 from pagedserve.server.pooling.job import embedding_job
 from pagedserve.server.pooling.protocol import EmbeddingBody
-from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.job import responses_job
+from pagedserve.server.responses.protocol import ResponsesBody
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from typing import Final
 
 from pagedserve.errors import EngineDeadError
 from pagedserve.server.batches.input_file import InputFile, input_file
-from pagedserve.server.batches.objects import (
+from pagedserve.server.batches.output_file import OutputFile, divide, output_file
+from pagedserve.server.batches.protocol import (
     BatchBody,
     BatchError,
     BatchErrors,
@@ -28,10 +29,9 @@ from pagedserve.server.batches.objects import (
     Status,
     window_seconds,
 )
-from pagedserve.server.batches.output_file import OutputFile, divide, output_file
 from pagedserve.server.batches.run import URLS, BatchRun, Capacity
 from pagedserve.server.context import Context
-from pagedserve.server.files.objects import FileObject
+from pagedserve.server.files.protocol import FileObject
 from pagedserve.server.files.records import Records, new_id
 from pagedserve.server.files.store import FileStore
 from pagedserve.server.files.thread import to_end

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Form, Query, Request
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from pagedserve.server.files.objects import DeletedFile, FileBody, FileList, FileObject
+from pagedserve.server.files.protocol import DeletedFile, FileBody, FileList, FileObject
 from pagedserve.server.files.records import Page
 from pagedserve.server.files.store import FileStore
 from pagedserve.server.http.routing import FORM, json_responses

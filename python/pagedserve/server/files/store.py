@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pagedserve.server.files.objects import FileObject
+from pagedserve.server.files.protocol import FileObject
 from pagedserve.server.files.records import Page, Records, new_id
 from pagedserve.server.files.thread import to_end
 from pagedserve.server.http.errors import ServerError

@@ -10,7 +10,8 @@ from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.fields import ResponseFormat
 from pagedserve.server.http.bounds import check_texts
 from pagedserve.server.protocol import SamplingBody
-from pagedserve.server.responses.body import (
+from pagedserve.server.responses.items import Item, messages_of
+from pagedserve.server.responses.protocol import (
     NamedTool,
     ResponseAllowedTools,
     ResponseCustomTool,
@@ -19,7 +20,6 @@ from pagedserve.server.responses.body import (
     SchemaFormat,
     Tool,
 )
-from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.tokenization import Tokenization
 
 # Fields of a chat, and of this protocol, in messages of errors.

@@ -22,10 +22,10 @@ from pagedserve.server.http.apis import typed_event
 from pagedserve.server.http.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
-from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.chat import NAMES, chat_of, truncated_prompt
 from pagedserve.server.responses.items import ITEMS, Item, items_of
 from pagedserve.server.responses.output import Event, Output
+from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.

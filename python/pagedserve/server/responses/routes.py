@@ -10,14 +10,14 @@ from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.http.routing import JSON, job_response, json_responses, streaming_responses
 from pagedserve.server.responses.api import ROOT
-from pagedserve.server.responses.body import ResponsesBody
 from pagedserve.server.responses.items import ITEMS, Item
 from pagedserve.server.responses.job import num_input_tokens, responses_job
-from pagedserve.server.responses.objects import (
+from pagedserve.server.responses.protocol import (
     DeletedResponse,
     InputTokens,
     ItemList,
     ResponseObject,
+    ResponsesBody,
 )
 from pagedserve.server.responses.store import Key
 

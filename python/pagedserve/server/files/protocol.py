@@ -1,4 +1,4 @@
-"""Objects of ``/v1/files``, which ``/openapi.json`` describes."""
+"""Requests and responses of ``/v1/files``."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Objects of ``/v1/batches``, which ``/openapi.json`` describes."""
+"""Requests and responses of ``/v1/batches``."""
 
 import re
 from typing import Annotated, Literal, TypeAlias
