@@ -42,10 +42,10 @@ def load(
             tokenizer = _load_tokenizer(args, choose_backend(args), None)
         return tokenizer, executor
     check_backend(args)
-    if tokenizer is None:  # before a model is searched for, and perhaps downloaded
+    begun = take_ahead(args)
+    if begun is None and tokenizer is None:  # before a model is found, and perhaps downloaded
         with extra_needed("pagedserve.LLMEngine", choose_backend(args).extra):
             import_module("tokenizers")
-    begun = take_ahead(args)
     files = open_files(args, find_source(args)) if begun is None else begun.files
     logger.info("backend: %s, %s", files.backend.name, files.backend.reason)
     if files.opened is not None:
