@@ -200,6 +200,15 @@ def test_the_template_says_where_tools_are_described(serve: Serve, template: str
         assert prompt.endswith(MESSAGES[0]["content"])
 
 
+def test_parameters_of_tools_that_are_not_used_are_not_checked(serve: Serve) -> None:
+    wrong = {"type": "function", "function": {"name": "x", "parameters": {"type": "array"}}}
+    body = {"messages": MESSAGES, "tools": [wrong], "max_tokens": 1}
+    with serve({"num_gpu_blocks": 400, "max_model_len": 2048}, chat_template=SHOWN) as served:
+        for choice, status in (("none", 200), ("auto", 400)):
+            given = body | {"tool_choice": choice}
+            assert served.http.post("/v1/chat/completions", json=given).status_code == status
+
+
 def test_the_option_refuses_tools(serve: Serve) -> None:
     body = {"messages": MESSAGES, "tools": OPENAI_TOOLS, "max_tokens": 1}
     with serve(chat_template=SHOWN, generic_tool_calls=False) as served:

@@ -16,7 +16,8 @@ from pagedserve.server.tools.fields import (
     AllowedToolChoice,
     CustomTool,
     NamedTool,
-    check_list,
+    check_names,
+    check_usable,
     lark_inputs,
 )
 from pagedserve.server.tools.formats import ToolFormat
@@ -38,17 +39,20 @@ def check_tools(body: ChatBody) -> None:
     Raises:
         RequestError: A tool is missing or invalid.
     """
-    check_list(body.tools or ())
-    names = [tool.name for tool in body.tools or ()]
+    tools = body.tools or ()
+    check_names(tools)
+    names = [tool.name for tool in tools]
+    known = set(names)
     if body.choice == "required" and not names:
         raise RequestError("tool_choice is 'required' without tools", param="tool_choice")
-    unknown = next((name for name in _chosen_names(body) if name not in names), None)
+    unknown = next((name for name in _chosen_names(body) if name not in known), None)
     if unknown is not None:
         more = [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
         shown = ", ".join(names[:_MAX_SHOWN] + more) or "none"
         raise RequestError(
             f"tool_choice names {unknown!r:.80}; tools has {shown}", param="tool_choice"
         )
+    check_usable(body.usable_tools)
 
 
 def _chosen_names(body: ChatBody) -> list[str]:

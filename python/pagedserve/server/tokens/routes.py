@@ -7,7 +7,7 @@ from pagedserve.server.fields import check_not_empty
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.http.routing import JSON
 from pagedserve.server.tokens.protocol import DecodedText, DetokenizeBody, TokenizeBody, Tokens
-from pagedserve.server.tools.fields import check_list
+from pagedserve.server.tools.fields import check_names, check_usable
 
 
 def add_tokens(app: FastAPI, context: Context) -> None:
@@ -24,7 +24,8 @@ def add_tokens(app: FastAPI, context: Context) -> None:
             raise ServerError(400, "tools is given with prompt; it needs messages", param="tools")
         if body.messages is not None:
             check_not_empty(body.messages)
-            check_list(body.usable_tools)
+            check_names(body.usable_tools)
+            check_usable(body.usable_tools)
             tokens = await context.text.chat_token_ids(body)
         else:
             special = body.add_special_tokens is not False

@@ -154,14 +154,22 @@ Tool: TypeAlias = Annotated[
 ]
 
 
-def check_list(tools: Sequence[Tool]) -> None:
-    """Refuse tools of one name, and invalid ones.
+def check_names(tools: Sequence[Tool]) -> None:
+    """Refuse tools of one name.
+
+    Raises:
+        RequestError: Two tools have it.
+    """
+    if len({tool.name for tool in tools}) < len(tools):
+        raise RequestError("tools has two tools of one name", param="tools")
+
+
+def check_usable(tools: Iterable[Tool]) -> None:
+    """Refuse tools for which no arguments are valid.
 
     Raises:
         RequestError: The first of them.
     """
-    if len({tool.name for tool in tools}) < len(tools):
-        raise RequestError("tools has two tools of one name", param="tools")
     for tool in tools:
         check_parameters(tool.name, tool.parameters)
 
