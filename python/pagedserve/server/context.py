@@ -19,6 +19,7 @@ from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
 from pagedserve.server.models.adapters import ServedAdapters
 from pagedserve.server.options import LoraModule, ServerArgs
+from pagedserve.server.protocol import EngineBody
 from pagedserve.server.responses.store import ResponseStore
 from pagedserve.server.tokenization import Tokenization
 
@@ -208,6 +209,19 @@ class Context:
                 param="model",
             )
         return asked or self.names[0]
+
+    async def model_for(self, body: EngineBody) -> str:
+        """Check what all requests for new tokens have, and return the name of their model.
+
+        Raises:
+            RequestError: Fields are unknown, or not supported.
+            ServerError: Unknown model, still loading, or a pooling model.
+        """
+        await self.check_ready()
+        model = self.model_name(body.model)
+        await self.check_generates()
+        body.check_fields(allows_unknown=self.args.allow_unknown_fields)
+        return model
 
 
 def make_context(

@@ -73,10 +73,7 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
         RequestError: Fields are invalid.
         ServerError: Unknown model, or the model is still loading.
     """
-    await context.check_ready()
-    model = context.model_name(body.model)
-    await context.check_generates()
-    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    model = await context.model_for(body)
     check_not_empty(body.messages)
     check_num_choices(body, context.admission.max_num_seqs)
     context.text.check_prediction(body)

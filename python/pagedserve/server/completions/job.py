@@ -38,10 +38,7 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         RequestError: Fields are invalid.
         ServerError: Unknown model, or the model is still loading.
     """
-    await context.check_ready()
-    model = context.model_name(body.model)
-    await context.check_generates()
-    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    model = await context.model_for(body)
     check_num_choices(body, context.admission.max_num_seqs)
     context.text.check_prediction(body)
     default, closes = context.default_params.result(), context.args.close_schemas

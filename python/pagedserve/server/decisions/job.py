@@ -91,10 +91,7 @@ async def decision_job(context: Context, body: DecisionBody, answer_id: str) -> 
         RequestError: Fields are invalid.
         ServerError: Unknown model, still loading, or a pooling model.
     """
-    await context.check_ready()
-    model = context.model_name(body.model)
-    await context.check_generates()
-    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    model = await context.model_for(body)
     given = {name: question.model_dump() for name, question in body.questions.items()}
     asked = Asked(
         state=body.state,
