@@ -1,4 +1,4 @@
-"""Products of rows with the blocks of GGUF files, as they lie in memory between two steps.
+"""Products of rows with the blocks of quantised files, as they lie in memory between two steps.
 
 The weights are those of many layers, more than the caches hold; with ``--layers 1`` they fit, and
 what is left is computing.  The fastest round counts.
@@ -15,16 +15,17 @@ from measuring import report_table
 from numpy.typing import NDArray
 
 from pagedserve._core import cpu
-from pagedserve.native.stored import BLOCK_FORMATS, STORAGES
+from pagedserve.native.stored import BLOCK_FORMATS, CONVERTED, STORAGES, WHOLE_ROWS
 
 # (N, K) of a layer of SmolLM2-135M's sizes, the hidden size a multiple of each block's.
 LAYER = ((960, 512), (512, 512), (3072, 512), (512, 1536))
 NUM_LAYERS = 30
+SIZES = STORAGES | CONVERTED
 
 
 def make_layers(blocks: str, num_layers: int) -> list[cpu.PackedWeights]:
     """Weights of so many layers; which numbers they are does not matter."""
-    num_weights, num_bytes = STORAGES[blocks]
+    num_weights, num_bytes = SIZES[blocks]
     return [
         cpu.PackedWeights(
             np.full(ceil(n / 64) * 64 * (k // num_weights) * num_bytes, 0x22, np.uint8),
@@ -32,6 +33,7 @@ def make_layers(blocks: str, num_layers: int) -> list[cpu.PackedWeights]:
             in_features=k,
             out_features=n,
             sections=[(blocks, n)],
+            scales=np.ones(n, np.float32) if blocks == WHOLE_ROWS else None,
         )
         for _ in range(num_layers)
         for n, k in LAYER
@@ -59,7 +61,7 @@ def measure(options: argparse.Namespace, num_rows: int) -> Iterator[dict[str, ob
     """The time of each kind of blocks."""
     shape = num_rows, max(k for _, k in LAYER)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    for blocks in sorted(BLOCK_FORMATS):
+    for blocks in sorted(BLOCK_FORMATS | CONVERTED.keys()):
         layers = make_layers(blocks, options.layers)
         best = min(seconds(layers, x, options.threads) for _ in range(options.rounds))
         num_bytes = sum(weights.nbytes for weights in layers) * NUM_LAYERS // options.layers

@@ -46,9 +46,9 @@ def in_blocks(kind: Type) -> Round:
     return rounded
 
 
-def round_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Rows as multiples of a 127th of the largest magnitude of 32 numbers."""
-    groups = rows.unflatten(-1, (-1, 32))
+def round_rows(rows: torch.Tensor, size: int = 32) -> torch.Tensor:
+    """Rows as multiples of a 127th of the largest magnitude of that many numbers."""
+    groups = rows.unflatten(-1, (-1, size))
     scales = groups.abs().amax(-1, keepdim=True) / 127
     whole = torch.where(scales > 0, groups / scales, 0).round()
     return torch.flatten(whole * scales, -2)

@@ -57,7 +57,7 @@ def stored(parts: Sequence[tuple[NDArray[Any], str, int]]) -> Iterator[list[Any]
             file = stack.enter_context(tempfile.TemporaryFile())
             file.write(bytes(5) + numbers.tobytes())
             file.flush()
-            rows.append((file.fileno(), 5, len(numbers), name, size))
+            rows.append((file.fileno(), 5, len(numbers), name, None, size))
         yield rows
 
 
@@ -286,10 +286,10 @@ def test_a_closed_file_is_an_error() -> None:
     ("change", "words"),
     [
         ({"rows": []}, "must have a part"),
-        ({"rows": [(-1, 0, 64, "F32", 0)]}, "the file descriptor"),
-        ({"rows": [(9, 0, 64, "Q9", 0)]}, 'storage is "Q9"; it must be one of'),
-        ({"rows": [(9, 0, -1, "F32", 0)]}, "number of rows"),
-        ({"rows": [(9, 0, 64, "Q4_K", 0)], "in_features": 32}, "whole blocks of 256"),
+        ({"rows": [(-1, 0, 64, "F32", None, 0)]}, "the file descriptor"),
+        ({"rows": [(9, 0, 64, "Q9", None, 0)]}, 'storage is "Q9"; it must be one of'),
+        ({"rows": [(9, 0, -1, "F32", None, 0)]}, "number of rows"),
+        ({"rows": [(9, 0, 64, "Q4_K", None, 0)], "in_features": 32}, "whole blocks of 256"),
         ({"panels": np.zeros(5, np.uint32)}, "must have 32768 elements"),
         ({"panels": np.zeros(5, np.int64)}, "uint32"),
         ({"is_gated": True}, "gated layer two"),
@@ -305,15 +305,19 @@ def test_a_closed_file_is_an_error() -> None:
             "must be stored as Q4_0",
         ),
         (
-            {"sections": [("Q8_0", 64)], "scales": np.zeros(64, np.float32)},
-            "scales are those of int8 panels",
+            {
+                "sections": [("Q8_0", 64)],
+                "panels": np.zeros(34816, np.uint8),
+                "scales": np.zeros(64, np.float32),
+            },
+            "scales must be 64 numbers for sections of Int8, and none for others",
         ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
         "panels": np.zeros(64 * DEPTH, np.uint32),
-        "rows": [(9, 0, 64, "F32", 0)],
+        "rows": [(9, 0, 64, "F32", None, 0)],
         "in_features": DEPTH,
         "is_gated": False,
         "scales": None,

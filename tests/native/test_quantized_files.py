@@ -27,7 +27,9 @@ QUERY = "model.layers.1.self_attn.q_proj."
 WEIGHTS = "model.safetensors"
 V2 = replace(GPTQ, layout=("checkpoint_format", "gptq_v2"))
 
-# Each scheme, and the storage of its blocks.
+WEIGHT_ONLY = replace(BYTES, quantizes_rows=False)
+
+# Each scheme, and the storage of blocks of 32 of its weights, or of its rows.
 SCHEMES: dict[str, tuple[Scheme, str]] = {
     "gptq": (GPTQ, "Q4_1"),
     "gptq, symmetric": (replace(GPTQ, is_symmetric=True), "Q4_0"),
@@ -40,7 +42,8 @@ SCHEMES: dict[str, tuple[Scheme, str]] = {
     "packed": (PACKED, "Q4_0"),
     "packed, zero points": (replace(PACKED, is_symmetric=False), "Q4_1"),
     "packed, 8 bits": (replace(PACKED, bits=8), "Q8_0"),
-    "bytes": (BYTES, "Q8_0"),
+    "bytes": (BYTES, "I8_ROWS"),
+    "bytes, weights alone": (WEIGHT_ONLY, "Q8_0"),
 }
 # Each scheme without blocks, and the reason that is logged.
 DEQUANTISED: dict[str, tuple[Scheme, str]] = {
@@ -66,12 +69,34 @@ def load(directory: Path, quantization: Any, **options: Any) -> LoadedNative:
     return load_native(EngineArgs(str(directory), quantization=quantization, **options))
 
 
-def exact_logits(dense: Path) -> NDArray[Any]:
+def row_group(scheme: Scheme, columns: int) -> int:
+    """Inputs of a row that share a scale."""
+    if scheme.bits == 8:
+        return columns if scheme == BYTES else 32
+    is_wide = columns % 64 == 0 and (scheme.group_size or columns) % 64 == 0
+    return 64 if is_wide else 32
+
+
+def row_bytes(scheme: Scheme, storage: str, columns: int) -> int:
+    """Bytes of the weights of an output feature."""
+    if storage == "I8_ROWS":
+        return columns + 4
+    num_bytes = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[storage]
+    if row_group(scheme, columns) == 64:
+        return columns // 64 * (num_bytes + 16)
+    return columns // 32 * num_bytes
+
+
+def exact_logits(dense: Path, scheme: Scheme) -> NDArray[Any]:
     """Logits of transformers' model whose quantized layers get rows of bytes."""
+
+    def rounded(_: Any, given: Any) -> tuple[torch.Tensor]:
+        return (round_rows(given[0], row_group(scheme, given[0].shape[-1])),)
+
     model: Any = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name.endswith("proj"):
-            module.register_forward_pre_hook(lambda _, given: (round_rows(given[0]),))
+            module.register_forward_pre_hook(rounded)
     with torch.inference_mode():
         logits: NDArray[Any] = model(torch.from_numpy(TOKENS)[None].long()).logits[0].numpy()
     return logits
@@ -87,10 +112,30 @@ def test_numbers_are_computed_as_they_are_stored(
         loaded = load(directory, scheme.method)
     assert "dequantised" not in caplog.text
     assert "converted" not in caplog.text
-    check(logits_of(loaded, TOKENS), exact_logits(dense))
-    block_bytes = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[storage]
-    quantized = 3 * 64 * (64 + 2 * 32 + 64 + 3 * 96) // 32 * block_bytes
+    check(logits_of(loaded, TOKENS), exact_logits(dense, scheme))
+    of_hidden, of_gated = (row_bytes(scheme, storage, columns) for columns in (64, 96))
+    quantized = 3 * ((64 + 2 * 32 + 64 + 2 * 96) * of_hidden + 64 * of_gated)
     assert loaded.model.weight_bytes == quantized + 4 * 64 * (2 * 128)  # embedding and head
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None,
+        [1],
+        {"group_0": 1},
+        {"group_0": {"input_activations": {"type": "int", "num_bits": 4}}},
+        {"group_0": {"input_activations": {"type": "float", "num_bits": 8}}},
+    ],
+)
+def test_a_row_has_one_scale_only_if_the_config_plans_it(tmp_path: Path, groups: Any) -> None:
+    directory, dense = saved(tmp_path, BYTES)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["config_groups"] = groups
+    file.write_text(json.dumps(config))
+    found = logits_of(load(directory, BYTES.method), TOKENS)
+    check(found, exact_logits(dense, WEIGHT_ONLY))
 
 
 @pytest.mark.parametrize("group_size", [64, 128, None])
@@ -101,7 +146,8 @@ def test_groups_may_have_any_size(tmp_path: Path, scheme: Scheme, group_size: in
     )
     dense, scheme = tmp_path / "dense", replace(scheme, group_size=group_size)
     write_quantized(directory, scheme, dense)
-    found, expected = logits_of(load(directory, scheme.method), TOKENS), exact_logits(dense)
+    found = logits_of(load(directory, scheme.method), TOKENS)
+    expected = exact_logits(dense, scheme)
     check(found, expected)
     first, second = np.sort(expected, axis=1)[:, :-3:-1].T
     is_clear = first - second > 0.1 * np.abs(expected).max()
@@ -112,7 +158,7 @@ def test_groups_may_have_any_size(tmp_path: Path, scheme: Scheme, group_size: in
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "llama, tied, biases"])
 def test_other_families_are_read_alike(tmp_path: Path, name: str) -> None:
     directory, dense = saved(tmp_path, GPTQ, name)
-    check(logits_of(load(directory, "gptq"), TOKENS), exact_logits(dense))
+    check(logits_of(load(directory, "gptq"), TOKENS), exact_logits(dense, GPTQ))
 
 
 @pytest.mark.parametrize("case", DEQUANTISED)
@@ -131,13 +177,16 @@ def test_what_has_no_blocks_is_dequantised_and_logged(
     assert np.array_equal(found, logits_of(whole, TOKENS))
 
 
-def test_matrices_may_be_left_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("scheme", [AWQ, BYTES], ids=lambda scheme: scheme.method)
+def test_matrices_may_be_left_dense(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: Scheme
+) -> None:
     def is_quantized(name: str) -> bool:
         return name.endswith("proj.weight") and "k_proj" not in name and "layers.1" not in name
 
-    directory, dense = saved(tmp_path, AWQ, is_quantized=is_quantized)
+    directory, dense = saved(tmp_path, scheme, is_quantized=is_quantized)
     with caplog.at_level(logging.INFO):
-        found = logits_of(load(directory, "awq"), TOKENS)
+        found = logits_of(load(directory, scheme.method), TOKENS)
     # Queries and values are multiplied with keys.
     assert "4 of 23 matrices are converted to float32" in caplog.text
     assert "dequantised" not in caplog.text
@@ -145,9 +194,10 @@ def test_matrices_may_be_left_dense(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
 
 
-def test_a_quantized_head_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", [PACKED, BYTES], ids=lambda scheme: scheme.layout[1])
+def test_a_quantized_head_is_read(tmp_path: Path, scheme: Scheme) -> None:
     directory, dense = saved(
-        tmp_path, PACKED, is_quantized=lambda name: name.endswith(("proj.weight", "head.weight"))
+        tmp_path, scheme, is_quantized=lambda name: name.endswith(("proj.weight", "head.weight"))
     )
     found = logits_of(load(directory, "compressed-tensors"), TOKENS)
     expected = logits_of(load_native(EngineArgs(str(dense), backend="native")), TOKENS)
@@ -178,6 +228,9 @@ DAMAGES: dict[str, tuple[Scheme, str, torch.Tensor | None, str]] = {
     "odd groups": (AWQ, "scales", torch.ones(3, 64), r"qzeros' is \(2, 8\) in its files"),
     "a group too many": (GPTQ, "g_idx", torch.full((64,), 2).int(), "other than its 2 groups"),
     "a group below": (GPTQ, "g_idx", torch.arange(-1, 63).int(), "other than its 2 groups"),
+    "few bytes": (BYTES, "weight", torch.zeros(64, 63).char(), r"is \(64, 63\) in its files"),
+    "few scales": (BYTES, "weight_scale", torch.ones(63, 1), r"is \(63, 1\) in its files"),
+    "no scale of bytes": (BYTES, "weight_scale", torch.full((64, 1), torch.inf), "are infinite"),
     "no number": (GPTQ, "scales", torch.full((2, 64), torch.nan), "are infinite or no numbers"),
 }
 
@@ -200,13 +253,13 @@ def test_zero_points_may_be_0(tmp_path: Path, scheme: Scheme) -> None:
             tensors[name][::5].abs_()
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     write_quantized(directory, scheme, dense)
-    check(logits_of(load(directory, scheme.method), TOKENS), exact_logits(dense))
+    check(logits_of(load(directory, scheme.method), TOKENS), exact_logits(dense, scheme))
 
 
 def test_groups_of_minus_one_are_in_order(tmp_path: Path) -> None:
     directory, dense = saved(tmp_path, GPTQ)
     change(directory, "g_idx", torch.full((64,), -1).int())
-    check(logits_of(load(directory, "gptq"), TOKENS), exact_logits(dense))
+    check(logits_of(load(directory, "gptq"), TOKENS), exact_logits(dense, GPTQ))
 
 
 def test_random_damage_is_refused_or_read(tmp_path: Path) -> None:

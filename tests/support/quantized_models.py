@@ -29,6 +29,7 @@ class Scheme:
         is_symmetric: Whether zero points are the middle of the numbers.
         has_order: Whether inputs of a group are spread over the row (act-order).
         scale_dtype: Type of the scales.
+        quantizes_rows: Whether inputs are planned to become bytes as well.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Scheme:
     is_symmetric: bool = False
     has_order: bool = False
     scale_dtype: torch.dtype = torch.float16
+    quantizes_rows: bool = False
 
 
 GPTQ: Final = Scheme(method="gptq", layout=("checkpoint_format", "gptq"))
@@ -48,7 +50,13 @@ PACKED: Final = Scheme(
     is_symmetric=True,
     scale_dtype=torch.bfloat16,
 )
-BYTES: Final = replace(PACKED, layout=("format", "int-quantized"), bits=8, group_size=None)
+BYTES: Final = replace(
+    PACKED,
+    layout=("format", "int-quantized"),
+    bits=8,
+    group_size=None,
+    quantizes_rows=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +187,7 @@ def _fields(scheme: Scheme) -> dict[str, Any]:
         group = {
             "targets": ["Linear"],
             "weights": weights,
-            "input_activations": rows if layout == "int-quantized" else None,
+            "input_activations": rows if scheme.quantizes_rows else None,
         }
         status = {"quantization_status": "compressed", "ignore": ["lm_head"]}
         return fields | status | {"config_groups": {"group_0": group}}

@@ -62,12 +62,13 @@ class PackedWeights:
         dtype: Type of the rows, and of weights that are not quantised.
         in_features: Number of input features K.
         out_features: Number of output features N.
-        scales: Scales of int8 panels, float32 ``[N]``.
+        scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
         bias: Bias, float32 ``[N]``.
         gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
         sections: Panels whose products are those of bytes: format and number of features of each
-            section, a block type of GGUF such as "Q4_K"; all but the last are multiples of 64
-            features.
+            section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
+            "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
+            the last are multiples of 64 features; sections share the scales of rows.
 
     Raises:
         ``StepError``: Arguments that do not fit each other.
@@ -349,12 +350,14 @@ def pack_layers(
             panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
             `PackedWeights` takes; written.
             Parts of the layer, one after another, each as file descriptor, offset of the first row,
-            number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
-            and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
+            number of rows, storage ("F32", "F16", "BF16", or one that sections have), scales of
+            the rows, float32 ``[rows]`` of "I8_ROWS" and None of others, and the size of heads
+            whose halves are interleaved, or 0.  Rows are contiguous.
             Number of input features K.
             Whether the first of two parts is the gate of the second: they alternate in the panels,
             32 features each.
-            Scales of int8 panels, float32 ``[N]``, written; None for other panels.
+            Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``, written; None for
+            other panels.
             Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
             storage become.  None for numbers.
         dtype: Type that weights are rounded to.

@@ -16,7 +16,14 @@ from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.models.families.record import Gate
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.numbers import ComputeDtype, itemsize
-from pagedserve.native.stored import BLOCK_FORMATS, STORAGES, StoredTensor
+from pagedserve.native.stored import (
+    BLOCK_FORMATS,
+    BLOCK_WEIGHTS,
+    CONVERTED,
+    STORAGES,
+    WHOLE_ROWS,
+    StoredTensor,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +33,10 @@ Sections: TypeAlias = list[tuple[str, int]]
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 # What weights become for "w8a8": the format that Rust makes of any other.
 _BYTES: Final = "Q8_0"
+# Weights and bytes of a block of each storage.
+_SIZES: Final = {**STORAGES, **CONVERTED}
+# Storages whose products are those of bytes.
+_AS_STORED: Final = BLOCK_FORMATS | CONVERTED.keys()
 
 
 class Part(NamedTuple):
@@ -48,7 +59,7 @@ class Linear:
         parts: Its matrices, one after another; of a gated layer the gate and what it gates.
         tensors: Where they are stored.
         panels: Panels of all of them, of uint32 units, int8 weights or the bytes of sections.
-        scales: Scales of int8 panels.
+        scales: Scales of int8 panels, or of whole rows.
         sections: Formats of the panels of bytes; None for others.
         bias: Bias of each matrix; empty for none.
         gate: Activation of a gated layer.
@@ -109,7 +120,9 @@ class Packer:
         if sections is None:
             panels, scales = _empty_panels(shape, self.dtype, quantization)
         else:
-            panels, scales = _empty_bytes(shape[1], sections), None
+            has_scales = sections[0][0] == WHOLE_ROWS
+            panels = _empty_bytes(shape[1], sections)
+            scales = np.empty(shape[0], np.float32) if has_scales else None
         if sections is None:
             self._converted += [t for t in tensors if _is_converted(t, quantization)]
         planned = Linear(
@@ -151,6 +164,7 @@ class Packer:
                 tensor.offset,
                 tensor.shape[0],
                 tensor.storage,
+                tensor.scales,
                 self.checkpoint.interleaved if part.has_heads else 0,
             )
             for part, tensor in zip(linear.parts, linear.tensors, strict=True)
@@ -212,16 +226,20 @@ def _sections(
         has_blocks = tensors[0].shape[1] % STORAGES[_BYTES][0] == 0
         return [(_BYTES, sum(tensor.shape[0] for tensor in tensors))] if has_blocks else None
     if quantization not in FILE_QUANTIZATIONS or any(
-        tensor.storage not in BLOCK_FORMATS for tensor in tensors
+        tensor.storage not in _AS_STORED for tensor in tensors
     ):
         return None
     sections = [
         (storage, sum(tensor.shape[0] for tensor in group))
         for storage, group in groupby(tensors, lambda tensor: tensor.storage)
     ]
-    # A panel is of one format, and a gate shares panels with what it gates.
+    if len(sections) == 1:
+        return sections
+    # A panel is of one format, a gate shares panels with what it gates, and the scales of a row are
+    # those of all panels.
     shares = any(num_features % _PANEL_FEATURES for _, num_features in sections[:-1])
-    return None if shares or (is_gated and len(sections) > 1) else sections
+    rows = {CONVERTED.get(name, (BLOCK_WEIGHTS, 0))[0] for name, _ in sections}
+    return None if shares or is_gated or len(rows) > 1 else sections
 
 
 def _is_converted(tensor: StoredTensor, quantization: Quantization | None) -> bool:
@@ -231,7 +249,7 @@ def _is_converted(tensor: StoredTensor, quantization: Quantization | None) -> bo
     """
     if quantization in ("w8a8", "gguf"):
         return True
-    return quantization in FILE_QUANTIZATIONS and tensor.storage in BLOCK_FORMATS
+    return quantization in FILE_QUANTIZATIONS and tensor.storage in _AS_STORED
 
 
 def _empty_panels(
@@ -246,7 +264,7 @@ def _empty_panels(
 
 def _empty_bytes(in_features: int, sections: Sections) -> NDArray[np.uint8]:
     """Panels of sections of a layer, not yet written."""
-    blocks = ((_padded(num_features), *STORAGES[name]) for name, num_features in sections)
+    blocks = ((_padded(num_features), *_SIZES[name]) for name, num_features in sections)
     num_bytes = sum(rows * (in_features // weights) * size for rows, weights, size in blocks)
     return bytes_in_huge_pages(num_bytes)
 

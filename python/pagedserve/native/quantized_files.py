@@ -11,7 +11,7 @@ stay in memory until the model is packed, so that a load needs twice the memory 
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -22,13 +22,15 @@ from pagedserve.models.load.safetensors_header import as_float32
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.grouped_weights import GroupedWeights
-from pagedserve.native.stored import MemoryFile, StoredTensor
+from pagedserve.native.stored import BLOCK_WEIGHTS, WHOLE_ROWS, MemoryFile, StoredTensor
 
 logger = logging.getLogger(__name__)
 
 _BITS: Final = (4, 8)
 _WORD_BITS: Final = 32
 _SCALES: Final = ("F16", "BF16", "F32")
+# The most inputs of rows that share a scale, as in rust/cpu/src/bytes/format.rs.
+_MOST_INPUTS: Final = 1 << 16
 # Position in a word of each of eight adjacent outputs.
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 # For each method the field that names its layout, the default, and the layouts that are read.
@@ -56,7 +58,8 @@ def convert_quantized(
         config: Its ``quantization_config``, of one of the three methods.
 
     Returns:
-        The tensors, and each converted matrix under the name of its weight.
+        The tensors, and each converted matrix under the name of its weight.  Bytes that share a
+        scale in a row stay in their file, if the config quantizes the rows of inputs as well.
 
     Raises:
         UnsupportedError: Names what is not read: a layout, or a number of bits.
@@ -64,8 +67,12 @@ def convert_quantized(
     """
     method = str(config["quant_method"])
     layout, read, file = _layout_of(method, config), _READERS[method], MemoryFile()
+    quantizes_rows = _quantizes_rows(config)
 
     def convert(matrix: _Matrix) -> _Converted | None:
+        stored = _with_scales(matrix) if quantizes_rows else None
+        if stored is not None:
+            return _Converted(stored, None)
         weights = read(matrix, layout)
         return None if weights is None else _Converted.of(f"{matrix.stem}weight", weights, file)
 
@@ -328,6 +335,33 @@ def _read_compressed(matrix: _Matrix, _: str) -> GroupedWeights | None:
         zeros=_compressed_zeros(matrix, bits, scales.shape[1]),
         groups=matrix.groups("weight_g_idx", scales.shape[1]),
     )
+
+
+def _quantizes_rows(config: Mapping[str, Any]) -> bool:
+    """Whether a config of compressed-tensors plans rows of bytes for all its matrices."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return False
+    plans = [
+        group.get("input_activations") if isinstance(group, Mapping) else None
+        for group in groups.values()
+    ]
+    return all(
+        isinstance(plan, Mapping) and (plan.get("type"), plan.get("num_bits")) == ("int", 8)
+        for plan in plans
+    )
+
+
+def _with_scales(matrix: _Matrix) -> StoredTensor | None:
+    """A matrix of bytes and the scales of its rows; None if it is another matrix."""
+    if not matrix.has("weight", "I8") or matrix.has("weight_g_idx"):
+        return None
+    scales, columns = matrix.scales("weight_scale", 1), matrix.shape[1]
+    fits = scales.shape[1] == 1 and columns % BLOCK_WEIGHTS == 0 and columns <= _MOST_INPUTS
+    if not fits or (_compressed_zeros(matrix, 8, 1) != 1 << 7).any():
+        return None
+    stored = matrix.tensor("weight", "I8")
+    return replace(stored, storage=WHOLE_ROWS, scales=np.ascontiguousarray(scales[:, 0]))
 
 
 def _compressed_zeros(matrix: _Matrix, bits: int, num_groups: int) -> NDArray[np.int16]:

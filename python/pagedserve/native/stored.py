@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -39,13 +39,25 @@ BLOCK_FORMATS: Final = frozenset(
     {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"}
 )
 
-# Weights of a block of `BLOCKS`.
+# Bytes of which a row shares a scale, stored apart.
+WHOLE_ROWS: Final = "I8_ROWS"
+
+# Storages of matrices that were converted, which Rust multiplies as well: weights and bytes.
+CONVERTED: Final[dict[str, tuple[int, int]]] = {
+    WHOLE_ROWS: (1, 1),
+    "Q4_0_64": (64, 34),
+    "Q4_1_64": (64, 36),
+}
+
+# Fewest weights of a block of `BLOCKS`.
 BLOCK_WEIGHTS: Final = 32
 
-# Blocks as arrays; two 4-bit numbers per byte, the first 16 in the lower halves.
+# Blocks as arrays; two 4-bit numbers per byte, the first half of them in the lower halves.
 BLOCKS: Final[dict[str, np.dtype[Any]]] = {
     "Q4_0": np.dtype([("scale", "<f2"), ("numbers", "u1", 16)]),
     "Q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("numbers", "u1", 16)]),
+    "Q4_0_64": np.dtype([("scale", "<f2"), ("numbers", "u1", 32)]),
+    "Q4_1_64": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("numbers", "u1", 32)]),
     "Q8_0": np.dtype([("scale", "<f2"), ("numbers", "i1", 32)]),
 }
 
@@ -132,18 +144,26 @@ class MemoryFile(WeightFile):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor(TensorEntry):
-    """A tensor in an open file; its storage is one of the `STORAGES`, or is refused.
+    """A tensor in an open file; its storage is of `STORAGES` or `CONVERTED`, or is refused.
 
     Attributes:
         file: The file.
+        scales: Scales of rows of `WHOLE_ROWS`, float32 ``[N]``; None for other storages.
     """
 
     file: WeightFile
+    scales: NDArray[np.float32] | None = field(default=None, compare=False)
 
     @property
     def num_weights(self) -> int:
         """Number of its weights."""
         return prod(self.shape)
+
+    @property
+    def kind(self) -> tuple[str, tuple[int, ...], bytes | None]:
+        """What equal tensors share beside their bytes in the file."""
+        scales = None if self.scales is None else self.scales.tobytes()
+        return self.storage, self.shape, scales
 
     def read(self) -> bytes:
         """Read its bytes; see `WeightFile.read`."""
@@ -151,7 +171,7 @@ class StoredTensor(TensorEntry):
 
     def equals(self, other: "StoredTensor") -> bool:
         """Whether another tensor has the same shape and the same bytes; see `WeightFile.read`."""
-        if (self.storage, self.shape) != (other.storage, other.shape):
+        if self.kind != other.kind:
             return False
         return all(
             self.file.read(self.offset + start, num_bytes)

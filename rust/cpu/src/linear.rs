@@ -33,6 +33,8 @@ mod weights;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
+#[cfg(target_arch = "x86_64")]
+use crate::bytes::sum_panel_by_amx;
 use crate::bytes::{BytePanels, ByteRows, Part, quantise_rows, sum_panel};
 use crate::element::{Element, Lane};
 use crate::elementwise::{Rowwise, for_rows};
@@ -46,7 +48,7 @@ use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Instructions, Kernel, Vectors};
 #[cfg(target_arch = "x86_64")]
-use crate::x86::amx::{self, Steps};
+use crate::x86::amx::{self, OfBFloat16, Steps};
 
 pub use weights::{Panels, Weights};
 
@@ -172,12 +174,15 @@ pub unsafe fn linear(
         output_dtype,
         additions,
         has_amx: execution.instructions == InstructionSet::Amx
-            && rows == DType::BFloat16
-            && matches!(weights.panels, Panels::Units(_)),
+            && match weights.panels {
+                Panels::Units(_) => rows == DType::BFloat16,
+                Panels::Bytes(panels) => panels.suit_amx(weights.in_features),
+                Panels::Int8 { .. } => false,
+            },
     };
-    if matches!(weights.panels, Panels::Bytes(_)) {
+    if let Panels::Bytes(panels) = weights.panels {
         // SAFETY: the caller's promise.
-        unsafe { product.run_bytes(execution) };
+        unsafe { product.run_bytes(panels.group(weights.in_features), execution) };
         return Ok(());
     }
     let is_widened = match (weights.panels, rows) {
@@ -228,7 +233,7 @@ struct Product<'a> {
     output_dtype: DType,
     /// Adapter outputs to add, and their number of the first row.
     additions: (&'a Additions<'a>, usize),
-    /// Whether AMX multiplies, with weights of the same type.
+    /// Whether AMX multiplies.
     has_amx: bool,
 }
 
@@ -281,16 +286,16 @@ impl Product<'_> {
         WIDE.set(wide);
     }
 
-    /// Runs the product on rows that are quantised first.
+    /// Runs the product on rows that are quantised first, `group` inputs by a scale.
     ///
     /// # Safety
     /// That of [`linear`].
-    unsafe fn run_bytes(&self, execution: &Execution<'_>) {
+    unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
         let in_features = self.weights.in_features;
         let mut memory = ROWS.take();
         for first in (0..self.num_rows).step_by(WIDE_ROWS) {
             let num_rows = WIDE_ROWS.min(self.num_rows - first);
-            let rows = ByteRows::new(&mut memory, num_rows, in_features);
+            let rows = ByteRows::new(&mut memory, num_rows, in_features, group);
             let pointer = |matrix: Matrix, dtype: DType| {
                 matrix.pointer.wrapping_add(first * matrix.stride * dtype.size())
             };
@@ -392,8 +397,12 @@ impl Kernel for ByteItem<'_> {
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
-            let part = Part { rows, first, num };
-            sum_panel::<I>(&panels, product.weights.in_features, panel, part, sums);
+            let (part, in_features) = (Part { rows, first, num }, product.weights.in_features);
+            match product.has_amx {
+                #[cfg(target_arch = "x86_64")]
+                true => sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums),
+                _ => sum_panel::<I>(&panels, in_features, panel, part, sums),
+            }
             product.end_item::<I>(item, sums);
         }
     }
@@ -456,7 +465,7 @@ impl Product<'_> {
             panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
         };
         // SAFETY: the caller's promise.
-        unsafe { amx::product(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
+        unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
     }
 
     /// Rows of an item for a kernel.

@@ -29,10 +29,16 @@ pub enum Storage {
     Float16,
     /// The upper 16 bits of a float32.
     BFloat16,
+    /// Signed bytes; the scale of a row is stored elsewhere.
+    Int8,
     /// 4 bits and a scale for 32 weights.
     Q4_0,
     /// 4 bits, a scale and a minimum for 32 weights.
     Q4_1,
+    /// As `Q4_0`, for 64 weights.
+    Q4_0_64,
+    /// As `Q4_1`, for 64 weights.
+    Q4_1_64,
     /// 5 bits and a scale for 32 weights.
     Q5_0,
     /// 5 bits, a scale and a minimum for 32 weights.
@@ -61,8 +67,11 @@ impl Storage {
         match self {
             Self::Float32 => (1, 4),
             Self::Float16 | Self::BFloat16 => (1, 2),
+            Self::Int8 => (1, 1),
             Self::Q4_0 | Self::Iq4Nl => (32, 18),
             Self::Q4_1 => (32, 20),
+            Self::Q4_0_64 => (64, 34),
+            Self::Q4_1_64 => (64, 36),
             Self::Q5_0 => (32, 22),
             Self::Q5_1 => (32, 24),
             Self::Q8_0 => (32, 34),
@@ -96,8 +105,13 @@ impl Storage {
             Self::BFloat16 => for_blocks(from, to, |block: &[u8; 2], to: &mut [f32; 1]| {
                 to[0] = BFloat16::from_bits(u16::from_le_bytes(*block)).to_f32();
             }),
-            Self::Q4_0 => for_blocks(from, to, read_q4_0),
-            Self::Q4_1 => for_blocks(from, to, read_q4_1),
+            Self::Int8 => for_blocks(from, to, |block: &[u8; 1], to: &mut [f32; 1]| {
+                to[0] = f32::from(block[0].cast_signed());
+            }),
+            Self::Q4_0 => for_blocks(from, to, read_q4_0::<18, 32>),
+            Self::Q4_1 => for_blocks(from, to, read_q4_1::<20, 32>),
+            Self::Q4_0_64 => for_blocks(from, to, read_q4_0::<34, 64>),
+            Self::Q4_1_64 => for_blocks(from, to, read_q4_1::<36, 64>),
             Self::Q5_0 => for_blocks(from, to, read_q5_0),
             Self::Q5_1 => for_blocks(from, to, read_q5_1),
             Self::Q8_0 => for_blocks(from, to, read_q8_0),
@@ -134,22 +148,22 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 }
 
 #[inline(always)]
-fn read_q4_0(block: &[u8; 18], to: &mut [f32; 32]) {
+fn read_q4_0<const B: usize, const W: usize>(block: &[u8; B], to: &mut [f32; W]) {
     let scale = half_at(block, 0);
-    for index in 0..16 {
+    for index in 0..W / 2 {
         let byte = block[2 + index];
         to[index] = scale * small(byte & 15, 8);
-        to[index + 16] = scale * small(byte >> 4, 8);
+        to[index + W / 2] = scale * small(byte >> 4, 8);
     }
 }
 
 #[inline(always)]
-fn read_q4_1(block: &[u8; 20], to: &mut [f32; 32]) {
+fn read_q4_1<const B: usize, const W: usize>(block: &[u8; B], to: &mut [f32; W]) {
     let (scale, least) = (half_at(block, 0), half_at(block, 2));
-    for index in 0..16 {
+    for index in 0..W / 2 {
         let byte = block[4 + index];
         to[index] = scale * f32::from(byte & 15) + least;
-        to[index + 16] = scale * f32::from(byte >> 4) + least;
+        to[index + W / 2] = scale * f32::from(byte >> 4) + least;
     }
 }
 

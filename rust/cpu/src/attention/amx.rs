@@ -12,7 +12,7 @@ use crate::attention::tile::{Chunk, weigh};
 use crate::kernel::Rows;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, PANEL};
 use crate::vectors::{Instructions, Vectors};
-use crate::x86::amx::{STEP, Steps, product};
+use crate::x86::amx::{OfBFloat16, STEP, Steps, product};
 
 /// Units of a token's values in a panel, each of two tokens.
 const UNITS: usize = PANEL / 2;
@@ -52,13 +52,13 @@ impl Chunk<'_> {
         };
         // SAFETY: the promise of `Attend`.
         unsafe {
-            product(scores, num_rows, used.len(), of_keys, keys_at);
+            product::<OfBFloat16>(scores, num_rows, used.len(), of_keys, keys_at);
             multiply::<I>(scores, num_rows, used.len(), cap.factor);
             weigh::<I, BFloat16>(call, item, index, (used, cap), buffers, part);
             let values = seen_values((keys, used), panels, (depth, columns), buffers.halves);
             let values_at =
                 |step: usize, vector: usize| values[used.start + step].wrapping_add(vector * PANEL);
-            product(weights, num_rows, columns / PANEL, of_values, values_at);
+            product::<OfBFloat16>(weights, num_rows, columns / PANEL, of_values, values_at);
         }
     }
 }

@@ -4,8 +4,10 @@ use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::storage::Storage;
 
-/// Inputs of a row that share a scale.
+/// Inputs of a row that share a scale in most formats.
 pub(crate) const GROUP: usize = 32;
+/// The most inputs whose products of bytes certainly have a sum of 32 bits.
+const MOST_INT8: usize = 1 << 16;
 /// Bytes that hold four inputs of each feature of a panel.
 pub(crate) const QUADS: usize = 4 * PANEL_FEATURES;
 /// Bytes of a float16 of each feature.
@@ -14,12 +16,18 @@ pub(crate) const HALVES: usize = 2 * PANEL_FEATURES;
 /// Storage of weights in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
+    /// Signed bytes; the scale of a feature is stored beside the panels, and a row has one scale.
+    Int8,
     /// Signed bytes and a scale for 32 inputs.
     Q8_0,
     /// 4 bits and a scale for 32 inputs.
     Q4_0,
     /// 4 bits, a scale and a minimum for 32 inputs.
     Q4_1,
+    /// As `Q4_0`, for 64 inputs, which share the scale of a row as well.
+    Q4_0_64,
+    /// As `Q4_1`, for 64 inputs, which share the scale of a row as well.
+    Q4_1_64,
     /// 5 bits and a scale for 32 inputs.
     Q5_0,
     /// 5 bits, a scale and a minimum for 32 inputs.
@@ -84,10 +92,13 @@ impl Block {
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
+        Self::Int8,
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
+        Self::Q4_0_64,
+        Self::Q4_1_64,
         Self::Q5_0,
         Self::Q5_1,
         Self::Q4K,
@@ -99,9 +110,12 @@ impl Format {
     /// The storage of the blocks in a file.
     pub(crate) const fn storage(self) -> Storage {
         match self {
+            Self::Int8 => Storage::Int8,
             Self::Q8_0 => Storage::Q8_0,
             Self::Q4_0 => Storage::Q4_0,
             Self::Q4_1 => Storage::Q4_1,
+            Self::Q4_0_64 => Storage::Q4_0_64,
+            Self::Q4_1_64 => Storage::Q4_1_64,
             Self::Q5_0 => Storage::Q5_0,
             Self::Q5_1 => Storage::Q5_1,
             Self::Q4K => Storage::Q4K,
@@ -111,23 +125,40 @@ impl Format {
         }
     }
 
-    /// Refuses inputs that are no whole blocks.
+    /// Inputs of a row that share a scale, of `in_features`.
+    pub(crate) const fn group(self, in_features: usize) -> usize {
+        match self {
+            Self::Int8 => in_features,
+            Self::Q4_0_64 | Self::Q4_1_64 => 64,
+            _ => GROUP,
+        }
+    }
+
+    /// Refuses inputs that are no whole blocks, or too many for exact sums.
     pub(crate) fn check(self, in_features: usize) -> Result<()> {
         let inputs = self.block().num_inputs;
-        if in_features > 0 && in_features.is_multiple_of(inputs) {
-            return Ok(());
+        if in_features == 0 || !in_features.is_multiple_of(inputs) {
+            return Err(Error(format!(
+                "in_features must be a multiple of {inputs} for {self:?}; got {in_features}"
+            )));
         }
-        Err(Error(format!(
-            "in_features must be a multiple of {inputs} for {self:?}; got {in_features}"
-        )))
+        if self == Self::Int8 && in_features > MOST_INT8 {
+            return Err(Error(format!(
+                "in_features must be {MOST_INT8} at most for {self:?}; got {in_features}"
+            )));
+        }
+        Ok(())
     }
 
     /// Describes a block of a file; words of whole numbers come first.
     pub(crate) const fn block(self) -> Block {
         match self {
+            Self::Int8 => Block::new(32, &[(0, 8)], &[]),
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
             Self::Q4_0 | Self::Iq4Nl => Block::new(32, &[(2, 4)], &[0]),
             Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),
+            Self::Q4_0_64 => Block::new(64, &[(2, 8)], &[0]),
+            Self::Q4_1_64 => Block::new(64, &[(4, 8)], &[0, 2]),
             Self::Q5_0 => Block::new(32, &[(6, 4), (2, 1)], &[0]),
             Self::Q5_1 => Block::new(32, &[(8, 4), (4, 1)], &[0, 2]),
             Self::Q4K => Block::new(256, &[(16, 32), (4, 3)], &[0, 2]),

@@ -35,14 +35,14 @@ impl Place {
 pub(crate) trait Layout {
     /// Their layout in opened blocks.
     type Opened: Layout;
-    /// Inputs that share a scale.
-    const INPUTS: usize = <Self::Opened as Layout>::INPUTS;
+    /// Inputs that share a scale; None for all.
+    const INPUTS: Option<usize> = <Self::Opened as Layout>::INPUTS;
     /// Loads whose products add up to 16 bits at most.
     const FEW_LOADS: usize = <Self::Opened as Layout>::FEW_LOADS;
     /// Whether they lie in the panel itself: the first rows read it from memory.
     const IS_PANEL: bool = true;
 
-    /// Loads the whole numbers at a place, whose group has `INPUTS` inputs.
+    /// Loads the whole numbers at a place.
     ///
     /// # Safety
     /// The CPU has the instructions, and the blocks exist.
@@ -54,7 +54,7 @@ pub(crate) struct InOrder<const FEW_LOADS: usize, const INPUTS: usize>;
 
 impl<const FEW_LOADS: usize, const INPUTS: usize> Layout for InOrder<FEW_LOADS, INPUTS> {
     type Opened = Self;
-    const INPUTS: usize = INPUTS;
+    const INPUTS: Option<usize> = Some(INPUTS);
     const FEW_LOADS: usize = FEW_LOADS;
     const IS_PANEL: bool = false;
 
@@ -65,7 +65,22 @@ impl<const FEW_LOADS: usize, const INPUTS: usize> Layout for InOrder<FEW_LOADS, 
     }
 }
 
-/// Bytes of a panel.
+/// Bytes of a panel that holds nothing else.
+pub(crate) struct OnlyBytes;
+
+impl Layout for OnlyBytes {
+    type Opened = Self;
+    const INPUTS: Option<usize> = None;
+    const FEW_LOADS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { I::load_quads(at.from.wrapping_add((at.input / 4 + at.load) * QUADS)) }
+    }
+}
+
+/// Bytes of a panel's blocks.
 pub(crate) struct Bytes;
 
 impl Layout for Bytes {
@@ -88,6 +103,19 @@ impl Layout for Nibbles {
     unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
         // SAFETY: the caller's promise.
         unsafe { bits::<I>(at.block(), at.load % 4, at.load / 4 * 4, 15) }
+    }
+}
+
+/// 4 bits of 64 inputs: low halves of eight words are the first 32.
+pub(crate) struct WideNibbles;
+
+impl Layout for WideNibbles {
+    type Opened = InOrder<8, 64>;
+
+    #[inline(always)]
+    unsafe fn quads<I: Dots>(at: Place) -> I::Quads {
+        // SAFETY: the caller's promise.
+        unsafe { bits::<I>(at.block(), at.load % 8, at.load / 8 * 4, 15) }
     }
 }
 

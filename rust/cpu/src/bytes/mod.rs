@@ -9,11 +9,14 @@
 //! For few rows, and for weights of 8 bits or of a table, these are taken from the panel.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
+//! Those of [`Format::Int8`] have no blocks, but a scale for each output feature, and a row of their
+//! products has one scale as well.  AMX multiplies 64 inputs at once: it takes these panels as they
+//! are, and opened blocks of 64 inputs.
 //!
 //! # Invariants
 //!
 //! 1. A weight is `scale * (whole - zero) + minimum` of its group, one of zero and minimum being 0;
-//!    a row's number is `scale * whole` of its 32 inputs, the whole numbers from -127 to 127.
+//!    a row's number is `scale * whole` of its group, the whole numbers from -127 to 127.
 //! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
 //!    float32: a row's result is the same in any batch and with any number of threads.
 //! 3. A row that holds a number that is not finite has no finite result.
@@ -21,7 +24,8 @@
 //! # Costs
 //!
 //! With few rows the time is that of reading the weights, once.  With many it is that of the
-//! products: four of them an instruction and lane; opening is done once for an item's rows.
+//! products, four of them an instruction and lane, and of adding groups, which cost less the more
+//! inputs they have; opening is done once for an item's rows.
 #![expect(unsafe_code, reason = "panels and rows are addresses")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
@@ -30,12 +34,18 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod format;
 mod layout;
 mod open;
 mod rows;
 mod tile;
 
+use format::GROUP;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::sum_panel_by_amx;
 pub use format::Format;
 pub(crate) use rows::{ByteRows, quantise_rows};
 pub(crate) use tile::{Dots, Part, sum_panel};
@@ -56,12 +66,36 @@ pub struct BytePanels<'a> {
     pub sections: &'a [Section],
     /// The panels.
     pub values: &'a [u8],
+    /// `[N]`, what a feature's whole numbers are multiples of, where the format is
+    /// [`Format::Int8`]; None for others, whose blocks have scales.
+    pub scales: Option<&'a [f32]>,
 }
 
 impl BytePanels<'_> {
     /// Refuses panels of other sizes.
     pub(crate) fn check(&self, in_features: usize, out_features: usize) -> Result<()> {
-        check(self.sections, in_features, out_features, self.values.len())
+        let sizes = (self.values.len(), self.scales.map(<[f32]>::len));
+        check(self.sections, in_features, out_features, sizes)
+    }
+
+    /// Inputs of a row that share a scale, of checked panels.
+    pub(crate) fn group(&self, in_features: usize) -> usize {
+        self.sections.first().map_or(GROUP, |section| section.format.group(in_features))
+    }
+
+    /// Whether AMX multiplies them, which takes 64 inputs at once.
+    pub(crate) fn suit_amx(&self, in_features: usize) -> bool {
+        self.group(in_features) >= 64
+    }
+
+    /// The scales of a panel's features, 0 beyond the last; None where blocks have scales.
+    #[inline(always)]
+    pub(crate) fn panel_scales(&self, panel: usize) -> Option<[f32; PANEL_FEATURES]> {
+        let scales = &self.scales?[panel * PANEL_FEATURES..];
+        let mut padded = [0.0; PANEL_FEATURES];
+        let num = scales.len().min(PANEL_FEATURES);
+        padded[..num].copy_from_slice(&scales[..num]);
+        Some(padded)
     }
 
     /// Returns the numbers that a feature's weights stand for, to the last bit those of the file.
@@ -76,19 +110,38 @@ impl BytePanels<'_> {
         }
         let mut numbers = vec![0.0; in_features];
         storage.read(&stored, &mut numbers);
+        if let Some(scales) = self.scales {
+            for number in &mut numbers {
+                *number *= scales[feature];
+            }
+        }
         numbers
     }
 }
 
-/// Refuses sections, or panels of `num_bytes`, that do not fit a layer.
+/// Refuses sections, panels of `num_bytes`, or a number of scales, that do not fit a layer.
 pub(crate) fn check(
     sections: &[Section],
     in_features: usize,
     out_features: usize,
-    num_bytes: usize,
+    (num_bytes, num_scales): (usize, Option<usize>),
 ) -> Result<()> {
     for section in sections {
         section.format.check(in_features)?;
+    }
+    let is_int8 = |section: &Section| section.format == Format::Int8;
+    let has_scales = sections.iter().any(is_int8);
+    if num_scales != has_scales.then_some(out_features) {
+        return Err(Error(format!(
+            "scales must be {out_features} numbers for sections of Int8, and none for others; got \
+             {num_scales:?} for {sections:?}"
+        )));
+    }
+    let rows = |section: &Section| (is_int8(section), section.format.group(in_features));
+    if !sections.windows(2).all(|pair| rows(&pair[0]) == rows(&pair[1])) {
+        return Err(Error(format!(
+            "sections of a product must share the scales of its rows; got {sections:?}"
+        )));
     }
     let num_features: usize = sections.iter().map(|section| section.num_features).sum();
     let is_split = |section: &Section| !section.num_features.is_multiple_of(PANEL_FEATURES);

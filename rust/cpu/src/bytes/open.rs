@@ -50,8 +50,8 @@ impl Opened {
         from: *const u8,
         num: usize,
     ) -> Groups {
-        let (words, stride) =
-            (format.block().num_words(), format.panel_bytes(OPENED) * GROUP / OPENED);
+        let (inputs, words) = (format.block().num_inputs, format.block().num_words());
+        let stride = format.panel_bytes(OPENED) * GROUP / OPENED;
         let (scales, minima) = (self.scales.as_mut_ptr(), self.minima.as_mut_ptr());
         // SAFETY: the caller's promise; there is space for the inputs.
         unsafe {
@@ -60,11 +60,11 @@ impl Opened {
                 Format::Q5K => open_six_bits::<I>(from.add(40 * QUADS), scales, minima),
                 Format::Q6K => open_eight_bits::<I>(from.add(48 * QUADS), scales),
                 _ => {
-                    for group in 0..num / GROUP {
-                        let to = group * PANEL_FEATURES;
+                    for first in (0..num).step_by(inputs) {
+                        let to = first / inputs * PANEL_FEATURES;
                         open_halves::<I>(
                             format,
-                            from.add(group * stride + words * QUADS),
+                            from.add(first / GROUP * stride + words * QUADS),
                             scales.wrapping_add(to),
                             minima.wrapping_add(to),
                         );
@@ -73,6 +73,14 @@ impl Opened {
             }
         }
         Groups { quads: from, stride, scales, minima }
+    }
+
+    /// Takes scales of whole rows; a kernel takes the weights from the panel, which is only bytes.
+    #[inline(always)]
+    pub(crate) fn open_whole(&mut self, scales: [f32; PANEL_FEATURES], from: *const u8) -> Groups {
+        self.scales[..PANEL_FEATURES].copy_from_slice(&scales);
+        let (scales, minima) = (self.scales.as_ptr(), self.minima.as_ptr());
+        Groups { quads: from, stride: GROUP_QUADS, scales, minima }
     }
 
     /// Opens the numbers, and the weights, whose layout is `L`.
@@ -89,8 +97,9 @@ impl Opened {
         // SAFETY: the caller's promise; there is space for the inputs.
         unsafe {
             let groups = self.open_numbers::<I>(format, from, num);
-            for input in (0..num).step_by(L::INPUTS) {
-                for load in 0..L::INPUTS / 4 {
+            let size = L::INPUTS.unwrap_or(num);
+            for input in (0..num).step_by(size) {
+                for load in 0..size / 4 {
                     let to = self.quads.as_mut_ptr().wrapping_add((input / 4 + load) * QUADS);
                     for feature in (0..PANEL_FEATURES).step_by(PANEL) {
                         let from = from.wrapping_add(4 * feature);
@@ -105,7 +114,7 @@ impl Opened {
     }
 }
 
-/// Opens the scale and the minimum of a block of 32 inputs.
+/// Opens the scale and the minimum of a block.
 #[inline(always)]
 unsafe fn open_halves<I: Vectors>(
     format: Format,
@@ -116,7 +125,7 @@ unsafe fn open_halves<I: Vectors>(
     // SAFETY: the caller's promise.
     unsafe {
         widen::<I>(halves, scales, 1.0);
-        if matches!(format, Format::Q4_1 | Format::Q5_1) {
+        if matches!(format, Format::Q4_1 | Format::Q4_1_64 | Format::Q5_1) {
             widen::<I>(halves.add(HALVES), minima, 1.0);
         }
     }

@@ -19,15 +19,17 @@ unsafe impl Sync for ByteRows {}
 #[derive(Clone, Copy)]
 pub(crate) struct ByteRows {
     pub(crate) num_rows: usize,
-    /// Groups of a row.
-    pub(crate) num_groups: usize,
+    /// Inputs of a row.
+    pub(crate) num_inputs: usize,
+    /// Inputs that share a scale.
+    pub(crate) group: usize,
     /// `[R][K]`.
     pub(crate) bytes: *mut i8,
     /// `[num_groups][R]`, what the bytes are multiples of.
     pub(crate) scales: *mut f32,
     /// `[num_groups][R]`, the sums of the bytes.
     pub(crate) totals: *mut i32,
-    /// `[num_groups][2][R]`, the same of each half of a group.
+    /// `[num_groups][2][R]`, the same of each half of a group of 32.
     pub(crate) half_totals: *mut i32,
     /// `[num_groups][R]`, the sums times the scales: what a minimum is multiplied with.
     pub(crate) shifts: *mut f32,
@@ -35,14 +37,19 @@ pub(crate) struct ByteRows {
 
 impl ByteRows {
     /// Rows in the memory of a thread; it is valid until the memory is used again.
-    pub(crate) fn new(memory: &mut Vec<u32>, num_rows: usize, in_features: usize) -> Self {
-        let num_groups = in_features / GROUP;
-        let num = num_rows * num_groups;
+    pub(crate) fn new(
+        memory: &mut Vec<u32>,
+        num_rows: usize,
+        num_inputs: usize,
+        group: usize,
+    ) -> Self {
+        let num = num_rows * (num_inputs / group);
         let [bytes, scales, totals, half_totals, shifts] =
-            pieces(memory, [num * GROUP / 4, num, num, 2 * num, num]);
+            pieces(memory, [num_rows * num_inputs / 4, num, num, 2 * num, num]);
         Self {
             num_rows,
-            num_groups,
+            num_inputs,
+            group,
             bytes: bytes.cast(),
             scales: scales.cast(),
             totals: totals.cast(),
@@ -125,27 +132,43 @@ impl Kernel for Quantise<'_> {
 impl Quantise<'_> {
     #[inline(always)]
     unsafe fn convert<I: Vectors, E: Element>(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Compiled for groups of this size, and for others.
+            match self.call.to.group {
+                GROUP => self.convert_groups::<I, E>(GROUP),
+                size => self.convert_groups::<I, E>(size),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn convert_groups<I: Vectors, E: Element>(&self, size: usize) {
         let &Call { input, to, .. } = self.call;
-        let width = to.num_groups * GROUP;
         // Group by group, which is their order in memory.
-        for group in 0..to.num_groups {
+        for (group, first) in (0..to.num_inputs).step_by(size).enumerate() {
             for row in self.rows.clone() {
                 let place = group * to.num_rows + row;
                 // SAFETY: the row has these numbers, and the buffers can hold their results.
                 unsafe {
-                    let from = input.pointer.cast::<E>().add(row * input.stride + group * GROUP);
-                    let bytes = to.bytes.add(row * width + group * GROUP);
-                    let scale = scale_of::<I, E>(from);
+                    let from = input.pointer.cast::<E>().add(row * input.stride + first);
+                    let bytes = to.bytes.add(row * to.num_inputs + first);
+                    let scale = scale_of::<I, E>(from, size);
                     let mut total = 0_i32;
-                    for half in 0..2 {
-                        let start = half * PANEL;
+                    for start in (0..size).step_by(PANEL) {
                         let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
                         total += part;
-                        to.half_totals.add((2 * group + half) * to.num_rows + row).write(part);
+                        if size == GROUP {
+                            let half = 2 * group + start / PANEL;
+                            to.half_totals.add(half * to.num_rows + row).write(part);
+                        }
                     }
                     to.scales.add(place).write(scale);
                     to.totals.add(place).write(total);
-                    #[expect(clippy::cast_precision_loss, reason = "a group's is below 2^24")]
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        reason = "a group's total is below 2^24"
+                    )]
                     to.shifts.add(place).write(scale * total as f32);
                 }
             }
@@ -162,13 +185,13 @@ unsafe fn load<I: Vectors, E: Element>(from: *const E) -> [f32; PANEL] {
     numbers
 }
 
-/// The scale of the numbers of a group; NaN if one of them is not finite.
+/// The scale of the `size` numbers of a group; NaN if one of them is not finite.
 #[inline(always)]
-unsafe fn scale_of<I: Vectors, E: Element>(from: *const E) -> f32 {
+unsafe fn scale_of<I: Vectors, E: Element>(from: *const E, size: usize) -> f32 {
     // Compared as whole numbers, whose order is that of the magnitudes: the compiler may compare
     // them in any order, and a number that is not finite is the largest.
     let mut peaks = [0_u32; PANEL];
-    for first in (0..GROUP).step_by(PANEL) {
+    for first in (0..size).step_by(PANEL) {
         // SAFETY: the caller's promise.
         let numbers = unsafe { load::<I, E>(from.add(first)) };
         for lane in 0..PANEL {

@@ -39,6 +39,8 @@ struct Layer {
     k: usize,
     n: usize,
     values: Vec<u8>,
+    /// Of features, if all sections are [`Format::Int8`].
+    scales: Option<Vec<f32>>,
     bias: Vec<f32>,
 }
 
@@ -77,12 +79,15 @@ impl Layer {
             .flat_map(|section| panels_of(*section, k, &mut random, &mut byte))
             .collect();
         let n = sections.iter().map(|section| section.num_features).sum();
-        let bias = (0..n).map(|_| random.number() / 64.0).collect();
-        Self { sections, k, n, values, bias }
+        let mut numbers = || (0..n).map(|_| random.number() / 64.0).collect();
+        let bias = numbers();
+        let is_int8 = sections.iter().all(|section| section.format == Format::Int8);
+        Self { sections, k, n, values, scales: is_int8.then(numbers), bias }
     }
 
     fn panels(&self) -> BytePanels<'_> {
-        BytePanels { sections: &self.sections, values: &self.values }
+        let scales = self.scales.as_deref();
+        BytePanels { sections: &self.sections, values: &self.values, scales }
     }
 
     fn product<E: Stored>(
@@ -116,13 +121,14 @@ impl Layer {
         let weights = self.panels().feature(self.k, feature);
         let bias = f64::from(self.bias[feature]);
         let (mut sum, mut magnitudes) = (bias, bias.abs());
-        for (number, inputs) in row.chunks(32).enumerate() {
+        let group = self.panels().group(self.k);
+        for (number, inputs) in row.chunks(group).enumerate() {
             let peak = inputs.iter().fold(0.0_f32, |peak, input| peak.max(input.abs()));
             let scale = peak / 127.0;
             for (index, input) in inputs.iter().enumerate().filter(|_| peak > 0.0) {
                 let whole = (input * (1.0 / scale)).round_ties_even();
                 assert!(whole.abs() <= 127.0 && (whole * scale - input).abs() <= 0.501 * scale);
-                let weight = f64::from(weights[number * 32 + index]);
+                let weight = f64::from(weights[number * group + index]);
                 let term = f64::from(whole) * f64::from(scale) * weight;
                 (sum, magnitudes) = (sum + term, magnitudes + term.abs());
             }
@@ -160,6 +166,7 @@ fn products_are_those_of_the_formats_definitions() {
     for format in Format::ALL {
         let depths: &[usize] = match format.block().num_inputs {
             32 => &[32, 288, 576],
+            64 => &[64, 320, 576],
             _ => &[256, 768],
         };
         for &k in depths {
@@ -192,17 +199,31 @@ fn panels_of_one_product_may_have_several_formats() {
 fn sections_that_do_not_fit_are_refused() {
     let section = |format, num_features| Section { format, num_features };
     let refusal = |sections: &[Section], num_bytes: usize| {
-        check(sections, 512, 128, num_bytes).expect_err("a refusal").to_string()
+        check(sections, 512, 128, (num_bytes, None)).expect_err("a refusal").to_string()
     };
     let (q4, q8) = (section(Format::Q4_0, 64), section(Format::Q8_0, 64));
     let num_bytes = 16 * 64 * (18 + 34);
-    assert_eq!(check(&[q4, q8], 512, 128, num_bytes), Ok(()));
+    assert_eq!(check(&[q4, q8], 512, 128, (num_bytes, None)), Ok(()));
     assert!(refusal(&[q4, q8], num_bytes - 1).contains("must have 53248 bytes; got 53247"));
     for odd in [&[q4][..], &[], &[section(Format::Q4_0, 32), section(Format::Q8_0, 96)]] {
         assert!(refusal(odd, 0).contains("sections must be 128 features"));
     }
-    let refused = check(&[section(Format::Q6K, 128)], 288, 128, 0).expect_err("a refusal");
+    let refused = check(&[section(Format::Q6K, 128)], 288, 128, (0, None)).expect_err("a refusal");
     assert!(refused.to_string().contains("in_features must be a multiple of 256 for Q6K"));
+    let int8 = section(Format::Int8, 64);
+    assert_eq!(check(&[int8], 512, 64, (64 * 512, Some(64))), Ok(()));
+    for (section, scales) in [(int8, None), (int8, Some(63)), (q8, Some(64))] {
+        let refused = check(&[section], 512, 64, (0, scales)).expect_err("a refusal");
+        assert!(refused.to_string().contains("scales must be"), "{refused}");
+    }
+    let wide = section(Format::Q4_0_64, 64);
+    for (sections, k) in [([int8, q8], 32), ([int8, wide], 64), ([wide, q4], 64)] {
+        let scales = sections.contains(&int8).then_some(128);
+        let refused = check(&sections, k, 128, (0, scales)).expect_err("a refusal");
+        assert!(refused.to_string().contains("must share the scales of its rows"), "{refused}");
+    }
+    let refused = check(&[int8], 65_568, 64, (64 * 65_568, Some(64))).expect_err("a refusal");
+    assert!(refused.to_string().contains("in_features must be 65536 at most for Int8"));
 }
 
 #[test]
@@ -225,7 +246,7 @@ fn rows_of_16_bits_are_quantised_as_their_numbers() {
 #[test]
 fn the_largest_products_do_not_overflow() {
     for format in Format::ALL {
-        for byte in [0xff, 0x7f, 0x81] {
+        for byte in [0xff, 0x7f, 0x80, 0x81] {
             let layer = Layer::new(format, 512, 64, || byte);
             for sign in [1.0, -1.0] {
                 let rows = vec![sign * 127.0; 512];
@@ -255,6 +276,27 @@ fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
                     "{format:?} {set:?}: rows {first} to {}",
                     first + num
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_whole_rows_are_exact() {
+    for k in [32, 96, 1536, 65_536] {
+        let mut random = Random(29);
+        let layer = Layer::new(Format::Int8, k, 70, || random.byte());
+        for num_rows in [1, 16, 17, 33, 70] {
+            let rows = random_rows(num_rows, k, 12);
+            let expected =
+                layer.product(DType::Float32, &rows, InstructionSet::Portable, &Sequential);
+            for set in sets() {
+                let found = layer.product(DType::Float32, &rows, set, &Sequential);
+                let is_same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(is_same, "{set:?}: {num_rows} rows of {k}");
+            }
+            if k == 65_536 {
+                break;
             }
         }
     }

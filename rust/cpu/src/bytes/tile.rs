@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 
 use crate::bytes::format::{Format, GROUP};
 use crate::bytes::layout::{
-    Bytes, Fives, Layout, Nibbles, PairedFives, PairedNibbles, Place, Sixes, Widening,
+    Bytes, Fives, Layout, Nibbles, OnlyBytes, PairedFives, PairedNibbles, Place, Sixes,
+    WideNibbles, Widening,
 };
 use crate::bytes::open::{Groups, OPENED, Opened};
 use crate::bytes::rows::ByteRows;
@@ -210,20 +211,20 @@ pub(crate) struct Part<'a> {
 
 impl Part<'_> {
     #[inline(always)]
-    fn bytes(&self, row: usize, input: usize) -> *const i8 {
-        self.rows.bytes.wrapping_add((self.first + row) * self.rows.num_groups * GROUP + input)
+    pub(super) fn bytes(&self, row: usize, input: usize) -> *const i8 {
+        self.rows.bytes.wrapping_add((self.first + row) * self.rows.num_inputs + input)
     }
 
     /// Index of a number of a group and the first row; those of the next rows follow.
     #[inline(always)]
-    fn place(&self, group: usize) -> usize {
+    pub(super) fn place(&self, group: usize) -> usize {
         group * self.rows.num_rows + self.first
     }
 
     /// Sums of the bytes of the half or whole group that starts at an input, of the first row.
     #[inline(always)]
     fn totals(&self, input: usize, num_inputs: usize) -> *const i32 {
-        let totals = if num_inputs == GROUP { self.rows.totals } else { self.rows.half_totals };
+        let totals = if num_inputs < GROUP { self.rows.half_totals } else { self.rows.totals };
         totals.wrapping_add(self.place(input / num_inputs)).cast_const()
     }
 }
@@ -242,7 +243,7 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
     let blocks = weights.values.as_ptr().wrapping_add(bytes.start);
-    let is_signed = matches!(format, Format::Q8_0 | Format::Iq4Nl);
+    let is_signed = matches!(format, Format::Int8 | Format::Q8_0 | Format::Iq4Nl);
     let is_closed = is_signed || rows.num <= I::CLOSED_ROWS;
     let mut opened = MaybeUninit::<Opened>::uninit();
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
@@ -251,10 +252,13 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
         for index in 0..rows.num * PANEL_FEATURES {
             sums.add(index).write(0.0);
         }
-        for first in (0..in_features).step_by(OPENED) {
-            let num = OPENED.min(in_features - first);
+        let step = if format == Format::Int8 { in_features } else { OPENED };
+        for first in (0..in_features).step_by(step) {
+            let num = step.min(in_features - first);
             let from = blocks.wrapping_add(format.panel_bytes(first));
-            let groups = if is_closed {
+            let groups = if let Some(scales) = weights.panel_scales(panel) {
+                opened.open_whole(scales, from)
+            } else if is_closed {
                 opened.open_numbers::<I>(format, from, num)
             } else {
                 open::<I>(opened, format, from, num)
@@ -267,7 +271,7 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
 
 /// Opens numbers and weights of a format without signs.
 #[inline(always)]
-unsafe fn open<I: Dots>(
+pub(super) unsafe fn open<I: Dots>(
     opened: &mut Opened,
     format: Format,
     from: *const u8,
@@ -277,11 +281,14 @@ unsafe fn open<I: Dots>(
     unsafe {
         match format {
             Format::Q4_0 | Format::Q4_1 => opened.open::<I, Nibbles>(format, from, num),
+            Format::Q4_0_64 | Format::Q4_1_64 => opened.open::<I, WideNibbles>(format, from, num),
             Format::Q5_0 | Format::Q5_1 => opened.open::<I, Fives>(format, from, num),
             Format::Q4K => opened.open::<I, PairedNibbles>(format, from, num),
             Format::Q5K => opened.open::<I, PairedFives>(format, from, num),
             Format::Q6K => opened.open::<I, Sixes>(format, from, num),
-            Format::Q8_0 | Format::Iq4Nl => unreachable!("signed weights are never opened"),
+            Format::Int8 | Format::Q8_0 | Format::Iq4Nl => {
+                unreachable!("signed weights are never opened")
+            }
         }
     }
 }
@@ -302,10 +309,13 @@ impl GroupSums<'_> {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
             match format {
+                Format::Int8 => self.add::<I, Signed<OnlyBytes>>(),
                 Format::Q8_0 => self.add::<I, Signed<Bytes>>(),
                 Format::Iq4Nl => self.add::<I, Signed<Widening>>(),
                 Format::Q4_0 => self.add_small::<I, Nibbles, 8>(is_closed),
                 Format::Q4_1 => self.add_small::<I, Nibbles, 0>(is_closed),
+                Format::Q4_0_64 => self.add_small::<I, WideNibbles, 8>(is_closed),
+                Format::Q4_1_64 => self.add_small::<I, WideNibbles, 0>(is_closed),
                 Format::Q5_0 => self.add_small::<I, Fives, 16>(is_closed),
                 Format::Q5_1 => self.add_small::<I, Fives, 0>(is_closed),
                 Format::Q4K => self.add_small::<I, PairedNibbles, 0>(is_closed),
@@ -373,7 +383,6 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
 ) {
     let at = |row: usize, vector: usize| to.wrapping_add(row * PANEL_FEATURES + PANEL * vector);
     let reads_memory = K::Layout::IS_PANEL && first_row == 0;
-    let share = groups.stride / VECTORS;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
         let bytes: [*const i8; R] = std::array::from_fn(|row| rows.bytes(first_row + row, first));
@@ -383,19 +392,14 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
                 results[row][vector] = I::load(at(row, vector));
             }
         }
-        for input in (0..num).step_by(K::Layout::INPUTS) {
-            if reads_memory && input.is_multiple_of(GROUP) {
-                let ahead = input / GROUP * groups.stride + feature / PANEL * share + AHEAD;
-                for line in (ahead..ahead + F * share).step_by(LINE) {
-                    I::prefetch(groups.quads.wrapping_add(line).cast());
-                }
-            }
-            let totals = rows.totals(first + input, K::Layout::INPUTS).add(first_row);
-            let place = rows.place((first + input) / GROUP) + first_row;
-            let quads = (groups.quads.wrapping_add(4 * feature), groups.stride);
-            let sums = whole_sums::<I, K, R, F>(quads, input, bytes, totals);
+        let size = K::Layout::INPUTS.unwrap_or(num);
+        for input in (0..num).step_by(size) {
+            let totals = rows.totals(first + input, size).add(first_row);
+            let place = rows.place((first + input) / size.max(GROUP)) + first_row;
+            let weights = GroupWeights { groups, feature, input, size, reads_memory };
+            let sums = whole_sums::<I, K, R, F>(weights, bytes, totals);
             for vector in 0..F {
-                let numbers = input / K::Layout::INPUTS * PANEL_FEATURES + feature + PANEL * vector;
+                let numbers = input / size * PANEL_FEATURES + feature + PANEL * vector;
                 let scales = I::load(groups.scales.wrapping_add(numbers));
                 for row in 0..R {
                     let scale = I::splat(*rows.rows.scales.add(place + row));
@@ -418,14 +422,39 @@ unsafe fn groups_tile<I: Dots, K: Kind, const R: usize, const F: usize>(
     }
 }
 
-/// Exact sums of `R` rows with `F` vectors of features, of the group that begins with `input`.
+/// Weights of a group with some features.
+#[derive(Clone, Copy)]
+struct GroupWeights {
+    groups: Groups,
+    feature: usize,
+    /// First input of the group, of those that are open, and number of its inputs.
+    input: usize,
+    size: usize,
+    /// Whether they are read from memory, not from a cache.
+    reads_memory: bool,
+}
+
+impl GroupWeights {
+    /// Prefetches what is ahead of 32 inputs of `F` vectors of features.
+    #[inline(always)]
+    unsafe fn prefetch<I: Dots, const F: usize>(self, input: usize) {
+        let share = self.groups.stride / VECTORS;
+        let ahead = input / GROUP * self.groups.stride + self.feature / PANEL * share + AHEAD;
+        for line in (ahead..ahead + F * share).step_by(LINE) {
+            // SAFETY: any address may be prefetched.
+            unsafe { I::prefetch(self.groups.quads.wrapping_add(line).cast()) };
+        }
+    }
+}
+
+/// Exact sums of `R` rows with `F` vectors of features, of a group.
 #[inline(always)]
 unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
-    (quads, stride): (*const u8, usize),
-    input: usize,
+    weights: GroupWeights,
     bytes: [*const i8; R],
     totals: *const i32,
 ) -> [[I::Sums; F]; R] {
+    let GroupWeights { groups, feature, input, size, reads_memory } = weights;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
         let mut sums = [[I::start(0); F]; R];
@@ -433,10 +462,13 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
         for row in 0..R {
             sums[row] = [I::start(*totals.add(row) * -K::zero::<I>()); F];
         }
-        for load in 0..K::Layout::INPUTS / 4 {
+        for load in 0..size / 4 {
+            if reads_memory && load.is_multiple_of(GROUP / 4) && input.is_multiple_of(GROUP) {
+                weights.prefetch::<I, F>(input + 4 * load);
+            }
             for vector in 0..F {
-                let from = quads.wrapping_add(4 * PANEL * vector);
-                let at = Place { from, stride, input, load };
+                let from = groups.quads.wrapping_add(4 * (feature + PANEL * vector));
+                let at = Place { from, stride: groups.stride, input, load };
                 let weights = K::prepare::<I>(K::Layout::quads::<I>(at));
                 for row in 0..R {
                     let both = (sums[row][vector], few[row][vector]);

@@ -70,6 +70,24 @@ impl Packing<'_> {
         }
     }
 
+    /// Writes the scales of a panel's features.
+    ///
+    /// # Safety
+    /// `scales` can hold those of all features; no other thread accesses the panel's.
+    pub(super) unsafe fn write_scales(&self, panel: usize, scales: *mut f32) {
+        for feature in 0..PANEL_FEATURES {
+            let Some((index, row)) = self.source(panel, feature) else { continue };
+            let part = &self.parts[index];
+            let Some(stored) = part.scales else { continue };
+            let scale = stored[part.place(row)];
+            // SAFETY: the caller's promise; the feature exists.
+            unsafe { scales.add(panel * PANEL_FEATURES + feature).write(scale) };
+            if !scale.is_finite() {
+                self.odd[index].fetch_add(self.in_features, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Writes a panel of `Q8_0` blocks of numbers rounded to the dtype.
     ///
     /// # Safety

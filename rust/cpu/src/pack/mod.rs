@@ -73,6 +73,8 @@ pub enum PanelsMut<'a> {
         sections: &'a [Section],
         /// The panels.
         values: &'a mut [u8],
+        /// Scale of each feature, `[N]`, of [`bytes::Format::Int8`], and of no other.
+        scales: Option<&'a mut [f32]>,
     },
 }
 
@@ -147,6 +149,16 @@ fn check_rows(parts: &[Rows<'_>], in_features: usize, is_gated: bool) -> Result<
                 part.num_rows
             )));
         }
+        let expected = (part.storage == Storage::Int8).then_some(part.num_rows);
+        let found = part.scales.map(<[f32]>::len);
+        if found != expected {
+            return Err(Error(format!(
+                "rows[{index}] must have {} scales as {:?}; got {}",
+                expected.unwrap_or(0),
+                part.storage,
+                found.unwrap_or(0)
+            )));
+        }
         if let Some(size) = part.interleaved
             && (size == 0 || !size.is_multiple_of(2) || !part.num_rows.is_multiple_of(size))
         {
@@ -186,8 +198,9 @@ fn check_panels(
     let (found, expected) = match panels {
         PanelsMut::Units(units) => (units.len(), size / unit),
         PanelsMut::Int8 { values, .. } => (values.len(), size),
-        PanelsMut::Bytes { sections, values } => {
-            return bytes::check(sections, in_features, num_rows, values.len());
+        PanelsMut::Bytes { sections, values, scales } => {
+            let sizes = (values.len(), scales.as_ref().map(|scales| scales.len()));
+            return bytes::check(sections, in_features, num_rows, sizes);
         }
     };
     if found != expected {
@@ -207,7 +220,7 @@ fn check_panels(
 enum Target<'a> {
     Units(*mut u32),
     Int8 { values: *mut i8, scales: *mut f32 },
-    Bytes { sections: &'a [Section], values: *mut u8 },
+    Bytes { sections: &'a [Section], values: *mut u8, scales: Option<*mut f32> },
 }
 
 /// A checked layer.
@@ -266,6 +279,12 @@ impl Kernel for Chunk<'_> {
             let numbers = &mut numbers[..weights.len()];
             let bytes = storage.row_bytes(weights.start)..storage.row_bytes(weights.end);
             storage.read(&stored[bytes], numbers);
+            if let Some(scales) = part.scales {
+                let scale = scales[part.place(row)];
+                for number in &mut *numbers {
+                    *number *= scale;
+                }
+            }
             let odd = match packing.dtype {
                 DType::Float32 => round::<f32>(numbers),
                 DType::BFloat16 => round::<BFloat16>(numbers),
@@ -301,8 +320,9 @@ impl<'a> Packing<'a> {
             PanelsMut::Int8 { values, scales } => {
                 Target::Int8 { values: values.as_mut_ptr(), scales: scales.as_mut_ptr() }
             }
-            PanelsMut::Bytes { sections, values } => {
-                Target::Bytes { sections, values: values.as_mut_ptr() }
+            PanelsMut::Bytes { sections, values, scales } => {
+                let scales = scales.map(<[f32]>::as_mut_ptr);
+                Target::Bytes { sections, values: values.as_mut_ptr(), scales }
             }
         };
         let odd = parts.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -368,11 +388,14 @@ impl<'a> Packing<'a> {
                     let values = values.add(panel * self.in_features * PANEL_FEATURES);
                     self.write_int8::<I>(panel, fetched, rows, values, scales);
                 }
-                Target::Bytes { sections, values } => {
+                Target::Bytes { sections, values, scales } => {
                     let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
                     let values = values.add(bytes.start);
                     if self.other_storage(panel, format).is_none() {
                         self.write_blocks(panel, fetched, format, values);
+                        if let Some(scales) = scales {
+                            self.write_scales(panel, scales);
+                        }
                     } else {
                         self.write_q8_0::<I>(panel, fetched, rows, values);
                     }

@@ -60,6 +60,7 @@ fn rows_of<'a>(file: &'a File, numbers: &[f32], depth: usize) -> Rows<'a> {
         offset: OFFSET as u64,
         num_rows: numbers.len() / depth,
         storage: Storage::Float32,
+        scales: None,
         interleaved: None,
     }
 }
@@ -206,6 +207,10 @@ fn what_does_not_fit_is_refused() {
     let blocks = Rows { storage: Storage::Q4K, ..rows };
     assert!(refusal(&[blocks], 32, float, false, 2048).contains("whole blocks of 256"));
     let heads = Rows { interleaved: Some(5), ..rows };
+    let bytes = Rows { storage: Storage::Int8, ..rows };
+    assert!(refusal(&[bytes], 32, float, false, 2048).contains("32 scales as Int8; got 0"));
+    let scales = Rows { scales: Some(&[1.0; 32]), ..rows };
+    assert!(refusal(&[scales], 32, float, false, 2048).contains("0 scales as Float32; got 32"));
     assert!(refusal(&[heads], 32, float, false, 2048).contains("whole heads of an even size"));
 }
 
@@ -247,11 +252,19 @@ fn a_file_that_ends_before_its_rows_is_an_error() {
     }
 }
 
+/// Panels of bytes, and scales of whole rows.
+struct Packed {
+    values: Vec<u8>,
+    scales: Option<Vec<f32>>,
+}
+
 /// Rows of 256 weights, of random blocks whose scales and minima are finite.
 struct BlockFile {
     format: Format,
     storage: Storage,
     bytes: Vec<u8>,
+    /// Scales of rows, if blocks have none.
+    scales: Option<Vec<f32>>,
 }
 
 impl BlockFile {
@@ -271,35 +284,49 @@ impl BlockFile {
                 block[half + 1] = block[half + 1] & 0x83 | 0x24;
             }
         }
-        Self { format, storage, bytes }
+        let scales = (format == Format::Int8).then(|| numbers(128, 15));
+        Self { format, storage, bytes, scales }
     }
 
     fn file(&self) -> File {
         file_of_bytes(&self.bytes)
     }
 
-    fn rows<'a>(&self, file: &'a File, first: usize, num_rows: usize) -> Rows<'a> {
+    fn rows<'a>(&'a self, file: &'a File, first: usize, num_rows: usize) -> Rows<'a> {
         let offset = (OFFSET + first * self.storage.row_bytes(Self::DEPTH)) as u64;
-        Rows { file, offset, num_rows, storage: self.storage, interleaved: None }
+        let scales = self.scales.as_ref().map(|scales| &scales[first..][..num_rows]);
+        Rows { file, offset, num_rows, storage: self.storage, scales, interleaved: None }
     }
 
-    fn pack(&self, parts: &[Rows<'_>], is_gated: bool) -> (Vec<usize>, Vec<u8>) {
+    /// Packs parts; returns how many weights of each are not finite, panels and scales.
+    fn pack(&self, parts: &[Rows<'_>], is_gated: bool) -> (Vec<usize>, Packed) {
         let num_features: usize = parts.iter().map(|part| part.num_rows).sum();
         let mut values = vec![0; num_features.div_ceil(64) * self.format.panel_bytes(Self::DEPTH)];
         let sections = [Section { format: self.format, num_features }];
-        let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
+        let mut scales = self.scales.as_ref().map(|_| vec![7.0; num_features]);
+        let panels = PanelsMut::Bytes {
+            sections: &sections,
+            values: &mut values,
+            scales: scales.as_deref_mut(),
+        };
         let odd = packed(parts, Self::DEPTH, DType::Float32, is_gated, panels);
-        (odd.expect("correct rows"), values)
+        (odd.expect("correct rows"), Packed { values, scales })
     }
 
     /// Asserts that a feature has the numbers that a row of the file is read as.
-    fn check(&self, values: &[u8], feature: usize, row: usize) {
+    fn check(&self, packed: &Packed, feature: usize, row: usize) {
         let row_bytes = self.storage.row_bytes(Self::DEPTH);
         let mut numbers = vec![0.0_f32; Self::DEPTH];
         self.storage.read(&self.bytes[row * row_bytes..][..row_bytes], &mut numbers);
+        if let Some(scales) = &self.scales {
+            for number in &mut numbers {
+                *number *= scales[row];
+            }
+        }
+        let Packed { values, scales } = packed;
         let num_features = values.len() / self.format.panel_bytes(Self::DEPTH) * PANEL_FEATURES;
         let sections = [Section { format: self.format, num_features }];
-        let panels = BytePanels { sections: &sections, values };
+        let panels = BytePanels { sections: &sections, values, scales: scales.as_deref() };
         let found = panels.feature(Self::DEPTH, feature);
         let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect();
         let (found, expected): (Vec<u32>, Vec<u32>) = (bits(&found), bits(&numbers));
@@ -311,20 +338,40 @@ impl BlockFile {
 fn blocks_keep_their_numbers() {
     for format in Format::ALL {
         let blocks = BlockFile::new(format);
-        assert_eq!(format.block().num_bytes(), blocks.storage.block().1);
+        let num_inputs = format.block().num_inputs;
+        assert_eq!(format.block().num_bytes(), blocks.storage.row_bytes(num_inputs));
         let file = blocks.file();
         let heads = Rows { interleaved: Some(6), ..blocks.rows(&file, 0, 30) };
-        let (odd, values) = blocks.pack(&[heads, blocks.rows(&file, 30, 40)], false);
+        let (odd, packed) = blocks.pack(&[heads, blocks.rows(&file, 30, 40)], false);
         assert_eq!(odd, [0, 0]);
         for feature in 0..70 {
             let row = if feature < 30 { heads.place(feature) } else { feature };
-            blocks.check(&values, feature, row);
+            blocks.check(&packed, feature, row);
         }
         let parts = [blocks.rows(&file, 0, 64), blocks.rows(&file, 64, 64)];
-        let (_, values) = blocks.pack(&parts, true);
+        let (_, packed) = blocks.pack(&parts, true);
         for feature in 0..128 {
             let row = feature / PANEL_FEATURES * HALF + feature % HALF;
-            blocks.check(&values, feature, feature / HALF % 2 * 64 + row);
+            blocks.check(&packed, feature, feature / HALF % 2 * 64 + row);
+        }
+    }
+}
+
+#[test]
+fn bytes_of_a_scale_become_numbers_too() {
+    let blocks = BlockFile::new(Format::Int8);
+    let (file, depth) = (blocks.file(), BlockFile::DEPTH);
+    let mut units = vec![7; 2 * PANEL_FEATURES * depth];
+    let rows = Rows { interleaved: Some(6), ..blocks.rows(&file, 4, 66) };
+    packed(&[rows], depth, DType::Float32, false, PanelsMut::Units(&mut units))
+        .expect("correct rows");
+    let scales = rows.scales.expect("scales of bytes");
+    for feature in 0..66 {
+        let place = rows.place(feature);
+        for k in 0..depth {
+            let whole = blocks.bytes[(4 + place) * depth + k].cast_signed();
+            let found = unit_number(&units, depth, DType::Float32, feature, k);
+            assert_eq!(found.to_bits(), (f32::from(whole) * scales[place]).to_bits());
         }
     }
 }
@@ -333,11 +380,17 @@ fn blocks_keep_their_numbers() {
 fn weights_of_a_scale_that_is_not_finite_are_counted() {
     for format in Format::ALL {
         let mut blocks = BlockFile::new(format);
-        let scale = format.block().halves[0];
-        (blocks.bytes[scale], blocks.bytes[scale + 1]) = (0, 0x7c);
+        let num_inputs = if let Some(scales) = &mut blocks.scales {
+            scales[5] = f32::INFINITY;
+            BlockFile::DEPTH
+        } else {
+            let scale = format.block().halves[0];
+            (blocks.bytes[scale], blocks.bytes[scale + 1]) = (0, 0x7c);
+            format.block().num_inputs
+        };
         let file = blocks.file();
         let (odd, _) = blocks.pack(&[blocks.rows(&file, 0, 64)], false);
-        assert_eq!(odd, [format.block().num_inputs]);
+        assert_eq!(odd, [num_inputs]);
     }
 }
 
@@ -348,7 +401,7 @@ fn blocks_of_another_format_are_refused() {
     let rows = Rows { storage: Storage::Q4_1, ..blocks.rows(&file, 0, 32) };
     let sections = [Section { format: Format::Q4_0, num_features: 32 }];
     let mut values = vec![0; Format::Q4_0.panel_bytes(256)];
-    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: None };
     let Err(PackError::Arguments(error)) = packed(&[rows], 256, DType::Float32, false, panels)
     else {
         panic!("no refusal");
@@ -362,7 +415,7 @@ fn in_q8_0(parts: &[Rows<'_>], depth: usize, dtype: DType) -> (Vec<usize>, Vec<S
     let num_features: usize = parts.iter().map(|part| part.num_rows).sum();
     let sections = vec![Section { format: Format::Q8_0, num_features }];
     let mut values = vec![7; num_features.div_ceil(64) * Format::Q8_0.panel_bytes(depth)];
-    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values };
+    let panels = PanelsMut::Bytes { sections: &sections, values: &mut values, scales: None };
     let odd = packed(parts, depth, dtype, false, panels).expect("correct rows");
     (odd, sections, values)
 }
@@ -376,7 +429,7 @@ fn other_weights_become_multiples_of_a_scale_for_32_of_them() {
     for dtype in DTYPES {
         let (odd, sections, values) = in_q8_0(&[rows_of(&file, &all, depth)], depth, dtype);
         assert_eq!(odd, [0]);
-        let panels = BytePanels { sections: &sections, values: &values };
+        let panels = BytePanels { sections: &sections, values: &values, scales: None };
         for (feature, row) in all.chunks(depth).enumerate() {
             let found = panels.feature(depth, feature);
             for (found, row) in found.chunks(32).zip(row.chunks(32)) {
@@ -392,7 +445,7 @@ fn other_weights_become_multiples_of_a_scale_for_32_of_them() {
     let file = blocks.file();
     let parts = [blocks.rows(&file, 0, 64)];
     let (_, sections, values) = in_q8_0(&parts, BlockFile::DEPTH, DType::Float32);
-    let panels = BytePanels { sections: &sections, values: &values };
+    let panels = BytePanels { sections: &sections, values: &values, scales: None };
     let row_bytes = blocks.storage.row_bytes(BlockFile::DEPTH);
     let mut numbers = vec![0.0; BlockFile::DEPTH];
     blocks.storage.read(&blocks.bytes[5 * row_bytes..][..row_bytes], &mut numbers);

@@ -1,4 +1,4 @@
-//! Products of bfloat16 by AMX, whose registers hold tiles of 16 rows.
+//! Products of bfloat16 and of bytes by AMX, whose registers hold tiles of 16 rows.
 //!
 //! An instruction multiplies a tile of rows, 16 units each, with a tile of weights, 16 units of 16
 //! columns, and adds to a tile of sums.  The units of a panel lie as it takes them.
@@ -29,17 +29,17 @@ use crate::number::PANEL;
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 /// Rows of two tiles, which share the weights that are read.
-const ROWS: usize = 2 * TILE_ROWS;
+pub(crate) const ROWS: usize = 2 * TILE_ROWS;
 /// Bytes of a row of a tile.
 const ROW_BYTES: u16 = 64;
 /// The most units of a step.
 pub(crate) const STEP: usize = 16;
 
-/// Whether this CPU has AMX with bfloat16, and the system lets this process use it.
+/// Whether this CPU has AMX with bfloat16 and bytes, and the system lets this process use it.
 pub(crate) fn is_available() -> bool {
     static IS_AVAILABLE: OnceLock<bool> = OnceLock::new();
     *IS_AVAILABLE.get_or_init(|| {
-        const PARTS: u32 = 1 << 22 | 1 << 24; // bfloat16, tiles
+        const PARTS: u32 = 1 << 22 | 1 << 24 | 1 << 25; // bfloat16, tiles, bytes
         let has_leaf = __cpuid(0).eax >= 7;
         has_leaf && __cpuid_count(7, 0).edx & PARTS == PARTS && request_tiles()
     })
@@ -57,6 +57,43 @@ fn request_tiles() -> bool {
     #[cfg(not(target_os = "linux"))]
     {
         false
+    }
+}
+
+/// What the units of a product are.
+pub(crate) trait Units {
+    /// Adds the products of a tile of rows with one of weights to a tile of sums.
+    ///
+    /// # Safety
+    /// The tiles fit each other.
+    unsafe fn add_products<const SUMS: usize, const ROWS: usize, const WEIGHTS: usize>();
+}
+
+/// Pairs of bfloat16; sums are float32.
+pub(crate) struct OfBFloat16;
+
+impl Units for OfBFloat16 {
+    #[inline(always)]
+    unsafe fn add_products<const SUMS: usize, const ROWS: usize, const WEIGHTS: usize>() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const SUMS, const ROWS, const WEIGHTS,
+                options(nostack, nomem));
+        }
+    }
+}
+
+/// Four signed bytes; sums are whole numbers of 32 bits, in the place of float32.
+pub(crate) struct OfBytes;
+
+impl Units for OfBytes {
+    #[inline(always)]
+    unsafe fn add_products<const SUMS: usize, const ROWS: usize, const WEIGHTS: usize>() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tdpbssd tmm{}, tmm{}, tmm{}", const SUMS, const ROWS, const WEIGHTS,
+                options(nostack, nomem));
+        }
     }
 }
 
@@ -80,37 +117,78 @@ pub(crate) struct Steps {
 /// [`is_available`]; rows and columns have the units, results 16 numbers a vector, to which rows do
 /// not add.
 #[inline(always)]
-pub(crate) unsafe fn product(
+pub(crate) unsafe fn product<U: Units>(
     rows: Rows,
     num_rows: usize,
     num_vectors: usize,
     steps: Steps,
     at: impl Fn(usize, usize) -> *const u32,
 ) {
+    let mut tiles = Tiles::new();
     let mut first = 0;
     while first < num_rows {
         let num = ROWS.min(num_rows - first);
         // SAFETY: the caller's promise.
+        unsafe { tiles.product::<U>(rows.skip(first), num, num_vectors, steps, &at) };
+        first += num;
+    }
+}
+
+/// The tiles of this thread, released at the end.
+pub(crate) struct Tiles {
+    /// Rows and units of a step that they are set to.
+    sizes: (usize, usize),
+}
+
+impl Drop for Tiles {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: there are tiles.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+impl Tiles {
+    /// The tiles of a CPU that has AMX.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { sizes: (0, 0) }
+    }
+
+    /// As [`product`], of up to `ROWS` rows.
+    ///
+    /// # Safety
+    /// That of [`product`].
+    #[inline(always)]
+    pub(crate) unsafe fn product<U: Units>(
+        &mut self,
+        rows: Rows,
+        num_rows: usize,
+        num_vectors: usize,
+        steps: Steps,
+        at: impl Fn(usize, usize) -> *const u32,
+    ) {
+        // SAFETY: the caller's promise.
         unsafe {
-            configure(num, steps.len);
-            let part = Part { rows: rows.skip(first), num_rows: num, steps };
+            if self.sizes != (num_rows, steps.len) {
+                configure(num_rows, steps.len);
+                self.sizes = (num_rows, steps.len);
+            }
+            let part = Part { rows, num_rows, steps };
             let mut vector = 0;
             while vector < num_vectors {
                 let from = |step: usize, index: usize| at(step, vector + index);
                 let left = num_vectors - vector;
-                vector += match (num > TILE_ROWS, left) {
-                    (true, 2..) => part.multiply::<2, 2>(vector, from),
-                    (true, _) => part.multiply::<2, 1>(vector, from),
-                    (false, 4..) => part.multiply::<1, 4>(vector, from),
-                    (false, 2 | 3) => part.multiply::<1, 2>(vector, from),
-                    (false, _) => part.multiply::<1, 1>(vector, from),
+                vector += match (num_rows > TILE_ROWS, left) {
+                    (true, 2..) => part.multiply::<U, 2, 2>(vector, from),
+                    (true, _) => part.multiply::<U, 2, 1>(vector, from),
+                    (false, 4..) => part.multiply::<U, 1, 4>(vector, from),
+                    (false, 2 | 3) => part.multiply::<U, 1, 2>(vector, from),
+                    (false, _) => part.multiply::<U, 1, 1>(vector, from),
                 };
             }
         }
-        first += num;
     }
-    // SAFETY: there are tiles.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
 /// Sizes of tiles: 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights.
@@ -163,16 +241,6 @@ unsafe fn load<const TILE: usize>(from: *const u32, stride: usize) {
     }
 }
 
-/// Adds the products of a tile of rows with one of weights to a tile of sums.
-#[inline(always)]
-unsafe fn add_products<const SUMS: usize, const ROWS: usize, const WEIGHTS: usize>() {
-    // SAFETY: the tiles fit each other.
-    unsafe {
-        asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const SUMS, const ROWS, const WEIGHTS,
-            options(nostack, nomem));
-    }
-}
-
 /// Writes a tile; `stride` are the numbers from a row to the next.
 #[inline(always)]
 unsafe fn store<const TILE: usize>(to: *mut f32, stride: usize) {
@@ -195,7 +263,7 @@ impl Part {
     /// Writes the products with `VECTORS` vectors from one on; returns their number.  `T` are the
     /// tiles of rows.
     #[inline(always)]
-    unsafe fn multiply<const T: usize, const VECTORS: usize>(
+    unsafe fn multiply<U: Units, const T: usize, const VECTORS: usize>(
         self,
         vector: usize,
         from: impl Fn(usize, usize) -> *const u32,
@@ -214,10 +282,10 @@ impl Part {
                 if T == 1 && steps.ahead > 0 {
                     prefetch::<VECTORS>(steps, weights);
                 }
-                add_step::<T, VECTORS>((units, rows.unit_stride), weights, steps.stride);
+                add_step::<U, T, VECTORS>((units, rows.unit_stride), weights, steps.stride);
             }
             if whole * steps.len < steps.depth {
-                self.add_rest::<T, VECTORS>(whole, from);
+                self.add_rest::<U, T, VECTORS>(whole, from);
             }
             let to = rows.result.add(vector * PANEL);
             let below = to.wrapping_add(TILE_ROWS * rows.result_stride);
@@ -240,7 +308,7 @@ impl Part {
 
     /// Adds the units after the last whole step, with zeros for those that are lacking.
     #[inline(never)]
-    unsafe fn add_rest<const T: usize, const VECTORS: usize>(
+    unsafe fn add_rest<U: Units, const T: usize, const VECTORS: usize>(
         self,
         step: usize,
         from: impl Fn(usize, usize) -> *const u32,
@@ -263,7 +331,7 @@ impl Part {
                 }
             }
             let weights = |index: usize| weights[index].as_ptr().cast::<u32>();
-            add_step::<T, VECTORS>((units.as_ptr().cast(), STEP), weights, PANEL);
+            add_step::<U, T, VECTORS>((units.as_ptr().cast(), STEP), weights, PANEL);
         }
     }
 }
@@ -282,7 +350,7 @@ unsafe fn prefetch<const VECTORS: usize>(steps: Steps, weights: impl Fn(usize) -
 
 /// Adds the products of the units of a step.
 #[inline(always)]
-unsafe fn add_step<const T: usize, const VECTORS: usize>(
+unsafe fn add_step<U: Units, const T: usize, const VECTORS: usize>(
     (units, unit_stride): (*const u32, usize),
     weights: impl Fn(usize) -> *const u32,
     stride: usize,
@@ -294,22 +362,22 @@ unsafe fn add_step<const T: usize, const VECTORS: usize>(
             load::<5>(units.wrapping_add(TILE_ROWS * unit_stride), unit_stride);
         }
         load::<6>(weights(0), stride);
-        add_products::<0, 4, 6>();
+        U::add_products::<0, 4, 6>();
         if T == 2 {
-            add_products::<2, 5, 6>();
+            U::add_products::<2, 5, 6>();
         }
         if VECTORS > 1 {
             load::<7>(weights(1), stride);
-            add_products::<1, 4, 7>();
+            U::add_products::<1, 4, 7>();
             if T == 2 {
-                add_products::<3, 5, 7>();
+                U::add_products::<3, 5, 7>();
             }
         }
         if VECTORS == 4 {
             load::<6>(weights(2), stride);
-            add_products::<2, 4, 6>();
+            U::add_products::<2, 4, 6>();
             load::<7>(weights(3), stride);
-            add_products::<3, 4, 7>();
+            U::add_products::<3, 4, 7>();
         }
     }
 }

@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
 use numpy::{PyArray1, PyArrayMethods};
-use pagedserve_core::error::Error;
 use pagedserve_cpu::DType;
 use pagedserve_cpu::bytes::{BytePanels, Format, Section};
 use pagedserve_cpu::embedding::gather;
@@ -13,16 +12,19 @@ use pyo3::prelude::*;
 use crate::arrays::{checked, numbers, readonly};
 use crate::cpu::lora::{AdapterRows, AdapterSlots, Held, RowArrays, SliceArrays};
 use crate::cpu::{choice, dtype_of, on_threads, size};
-use crate::error::{OrRaise, to_py};
+use crate::error::OrRaise;
 use crate::gateway::Work;
 
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-const FORMATS: [(&str, Format); 9] = [
+const FORMATS: [(&str, Format); 12] = [
+    ("I8_ROWS", Format::Int8),
     ("Q8_0", Format::Q8_0),
     ("Q4_0", Format::Q4_0),
     ("Q4_1", Format::Q4_1),
+    ("Q4_0_64", Format::Q4_0_64),
+    ("Q4_1_64", Format::Q4_1_64),
     ("Q5_0", Format::Q5_0),
     ("Q5_1", Format::Q5_1),
     ("Q4_K", Format::Q4K),
@@ -34,12 +36,8 @@ const FORMATS: [(&str, Format); 9] = [
 /// Format and number of features.
 pub(crate) type SectionAt = (String, i64);
 
-/// Looks up the formats of sections, which have no scales beside their panels.
-pub(crate) fn sections_of(given: &[SectionAt], has_scales: bool) -> PyResult<Vec<Section>> {
-    if has_scales {
-        let message = "scales are those of int8 panels; sections hold theirs";
-        return Err(to_py(&Error::Arrays(message.to_owned())));
-    }
+/// Looks up the formats of sections.
+pub(crate) fn sections_of(given: &[SectionAt]) -> PyResult<Vec<Section>> {
     let section = |(format, num_features): &SectionAt| {
         Ok(Section {
             format: choice("the format of a section", format, &FORMATS)?,
@@ -53,7 +51,7 @@ pub(crate) fn sections_of(given: &[SectionAt], has_scales: bool) -> PyResult<Vec
 enum PanelArray {
     Units(Py<PyArray1<u32>>),
     Int8 { values: Py<PyArray1<i8>>, scales: Vec<f32> },
-    Bytes { sections: Vec<Section>, values: Py<PyArray1<u8>> },
+    Bytes { sections: Vec<Section>, values: Py<PyArray1<u8>>, scales: Option<Vec<f32>> },
 }
 
 /// Weights of a linear layer of K to N features, packed for the kernels.
@@ -67,12 +65,13 @@ enum PanelArray {
 ///     dtype: Type of the rows, and of weights that are not quantised.
 ///     in_features: Number of input features K.
 ///     out_features: Number of output features N.
-///     scales: Scales of int8 panels, float32 ``[N]``.
+///     scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
 ///     bias: Bias, float32 ``[N]``.
 ///     gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
 ///     sections: Panels whose products are those of bytes: format and number of features of each
-///         section, a block type of GGUF such as "Q4_K"; all but the last are multiples of 64
-///         features.
+///         section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
+///         "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
+///         the last are multiples of 64 features; sections share the scales of rows.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
@@ -98,9 +97,9 @@ impl PackedWeights {
                 PanelArray::Int8 { values, scales } => {
                     Panels::Int8 { values: values.bind(py).as_slice()?, scales }
                 }
-                PanelArray::Bytes { sections, values } => {
-                    let values = values.bind(py).as_slice()?;
-                    Panels::Bytes(BytePanels { sections, values })
+                PanelArray::Bytes { sections, values, scales } => {
+                    let (values, scales) = (values.bind(py).as_slice()?, scales.as_deref());
+                    Panels::Bytes(BytePanels { sections, values, scales })
                 }
             }
         };
@@ -150,8 +149,9 @@ impl PackedWeights {
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,
             panels: match (sections, scales) {
                 (Some(sections), scales) => PanelArray::Bytes {
-                    sections: sections_of(&sections, scales.is_some())?,
+                    sections: sections_of(&sections)?,
                     values: checked::<u8>(panels, "panels")?.unbind(),
+                    scales,
                 },
                 (None, Some(scales)) => {
                     PanelArray::Int8 { values: checked::<i8>(panels, "panels")?.unbind(), scales }
@@ -183,7 +183,9 @@ impl PackedWeights {
         Ok(match self.weights(py)?.panels {
             Panels::Units(units) => size_of_val(units),
             Panels::Int8 { values, scales } => size_of_val(values) + size_of_val(scales),
-            Panels::Bytes(panels) => size_of_val(panels.values),
+            Panels::Bytes(panels) => {
+                size_of_val(panels.values) + panels.scales.map_or(0, size_of_val)
+            }
         })
     }
 

@@ -12,17 +12,20 @@ use pagedserve_cpu::pack::{Layer, PackError, PanelsMut, Rows, Storage, pack};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::arrays::{checked, readwrite};
+use crate::arrays::{checked, numbers, readwrite};
 use crate::cpu::linear::{SectionAt, sections_of};
 use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::gateway::Work;
 
-const STORAGES: [(&str, Storage); 15] = [
+const STORAGES: [(&str, Storage); 18] = [
     ("F32", Storage::Float32),
     ("F16", Storage::Float16),
     ("BF16", Storage::BFloat16),
+    ("I8_ROWS", Storage::Int8),
     ("Q4_0", Storage::Q4_0),
     ("Q4_1", Storage::Q4_1),
+    ("Q4_0_64", Storage::Q4_0_64),
+    ("Q4_1_64", Storage::Q4_1_64),
     ("Q5_0", Storage::Q5_0),
     ("Q5_1", Storage::Q5_1),
     ("Q8_0", Storage::Q8_0),
@@ -35,14 +38,20 @@ const STORAGES: [(&str, Storage); 15] = [
     ("IQ4_XS", Storage::Iq4Xs),
 ];
 
-/// File descriptor, offset of the first row, number of rows, storage, and size of interleaved heads
-/// or 0.
-type RowsAt = (i64, u64, i64, String, i64);
+/// File descriptor, offset of the first row, number of rows, storage, scales of the rows, and size
+/// of interleaved heads or 0.
+type RowsAt<'py> = (i64, u64, i64, String, Option<Bound<'py, PyAny>>, i64);
 
-/// Panels, parts, number of input features, whether the first part is a gate, scales of int8, and
-/// sections of bytes.
-type LayerAt<'py> =
-    (Bound<'py, PyAny>, Vec<RowsAt>, i64, bool, Option<Bound<'py, PyAny>>, Option<Vec<SectionAt>>);
+/// Panels, parts, number of input features, whether the first part is a gate, scales of the
+/// features, and sections of bytes.
+type LayerAt<'py> = (
+    Bound<'py, PyAny>,
+    Vec<RowsAt<'py>>,
+    i64,
+    bool,
+    Option<Bound<'py, PyAny>>,
+    Option<Vec<SectionAt>>,
+);
 
 /// Pack the rows of linear layers into panels for `PackedWeights`.
 ///
@@ -51,12 +60,14 @@ type LayerAt<'py> =
 ///         panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
 ///         `PackedWeights` takes; written.
 ///         Parts of the layer, one after another, each as file descriptor, offset of the first row,
-///         number of rows, storage ("F32", "F16", "BF16", or a block type of GGUF such as "Q4_K"),
-///         and the size of heads whose halves are interleaved, or 0.  Rows are contiguous.
+///         number of rows, storage ("F32", "F16", "BF16", or one that sections have), scales of
+///         the rows, float32 ``[rows]`` of "I8_ROWS" and None of others, and the size of heads
+///         whose halves are interleaved, or 0.  Rows are contiguous.
 ///         Number of input features K.
 ///         Whether the first of two parts is the gate of the second: they alternate in the panels,
 ///         32 features each.
-///         Scales of int8 panels, float32 ``[N]``, written; None for other panels.
+///         Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``, written; None for
+///         other panels.
 ///         Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
 ///         storage become.  None for numbers.
 ///     dtype: Type that weights are rounded to.
@@ -100,8 +111,15 @@ pub(crate) fn pack_layers(
 /// Panels of a layer, borrowed for writing.
 enum Panels<'py> {
     Units(PyReadwriteArray1<'py, u32>),
-    Int8 { values: PyReadwriteArray1<'py, i8>, scales: PyReadwriteArray1<'py, f32> },
-    Bytes { sections: Vec<Section>, values: PyReadwriteArray1<'py, u8> },
+    Int8 {
+        values: PyReadwriteArray1<'py, i8>,
+        scales: PyReadwriteArray1<'py, f32>,
+    },
+    Bytes {
+        sections: Vec<Section>,
+        values: PyReadwriteArray1<'py, u8>,
+        scales: Option<PyReadwriteArray1<'py, f32>>,
+    },
 }
 
 /// Arguments of a layer.
@@ -118,6 +136,7 @@ struct Part {
     offset: u64,
     num_rows: usize,
     storage: Storage,
+    scales: Option<Vec<f32>>,
     interleaved: Option<usize>,
 }
 
@@ -129,8 +148,9 @@ impl<'py> Taken<'py> {
             .transpose()?;
         let panels = match (sections, scales) {
             (Some(sections), scales) => Panels::Bytes {
-                sections: sections_of(&sections, scales.is_some())?,
+                sections: sections_of(&sections)?,
                 values: readwrite(&checked::<u8>(&panels, "panels")?, "panels")?,
+                scales,
             },
             (None, Some(scales)) => {
                 let values = readwrite(&checked::<i8>(&panels, "panels")?, "panels")?;
@@ -155,9 +175,11 @@ impl<'py> Taken<'py> {
             Panels::Int8 { values, scales } => {
                 PanelsMut::Int8 { values: values.as_slice_mut()?, scales: scales.as_slice_mut()? }
             }
-            Panels::Bytes { sections, values } => {
-                PanelsMut::Bytes { sections, values: values.as_slice_mut()? }
-            }
+            Panels::Bytes { sections, values, scales } => PanelsMut::Bytes {
+                sections,
+                values: values.as_slice_mut()?,
+                scales: scales.as_mut().map(PyReadwriteArray1::as_slice_mut).transpose()?,
+            },
         };
         let parts = self.parts.iter().map(Part::rows).collect();
         Ok(Layer { parts, in_features: self.in_features, is_gated: self.is_gated, panels })
@@ -165,7 +187,7 @@ impl<'py> Taken<'py> {
 }
 
 impl Part {
-    fn of((file, offset, num_rows, storage, head_size): &RowsAt) -> PyResult<Self> {
+    fn of((file, offset, num_rows, storage, scales, head_size): &RowsAt<'_>) -> PyResult<Self> {
         let head_size = size("the size of interleaved heads", *head_size)?;
         let file = i32::try_from(size("the file descriptor", *file)?).unwrap_or(i32::MAX);
         Ok(Self {
@@ -174,12 +196,13 @@ impl Part {
             offset: *offset,
             num_rows: size("the number of rows", *num_rows)?,
             storage: choice("storage", storage, &STORAGES)?,
+            scales: scales.as_ref().map(|scales| numbers(scales, "scales")).transpose()?,
             interleaved: (head_size > 0).then_some(head_size),
         })
     }
 
     fn rows(&self) -> Rows<'_> {
-        let Self { ref file, offset, num_rows, storage, interleaved } = *self;
-        Rows { file, offset, num_rows, storage, interleaved }
+        let Self { ref file, offset, num_rows, storage, ref scales, interleaved } = *self;
+        Rows { file, offset, num_rows, storage, scales: scales.as_deref(), interleaved }
     }
 }
