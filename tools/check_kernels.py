@@ -97,7 +97,7 @@ def product_error(
     with tempfile.TemporaryFile() as file:
         file.write(rows.tobytes())
         file.flush()
-        parts = [(file.fileno(), 0, num_features, "F32", 0)]
+        parts = [(file.fileno(), 0, num_features, "F32", None, 0)]
         layer = (panels, parts, depth, False, scales, None)
         cpu.pack_layers([layer], dtype=dtype, instructions=instructions)
     packed = cpu.PackedWeights(

@@ -27,6 +27,7 @@ QUERY = "model.layers.1.self_attn.q_proj."
 WEIGHTS = "model.safetensors"
 V2 = replace(GPTQ, layout=("checkpoint_format", "gptq_v2"))
 
+ACTIVATIONS = {"type": "int", "num_bits": 8, "strategy": "token"}
 WEIGHT_ONLY = replace(BYTES, quantizes_rows=False)
 
 # Each scheme, and the storage of blocks of 32 of its weights, or of its rows.
@@ -65,6 +66,14 @@ def saved(tmp_path: Path, scheme: Scheme, name: str = "llama", **options: Any) -
     return directory, dense
 
 
+def change_config(directory: Path, fields: dict[str, Any]) -> None:
+    """Replace fields of the quantization config."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= fields
+    file.write_text(json.dumps(config))
+
+
 def load(directory: Path, quantization: Any, **options: Any) -> LoadedNative:
     return load_native(EngineArgs(str(directory), quantization=quantization, **options))
 
@@ -85,6 +94,13 @@ def row_bytes(scheme: Scheme, storage: str, columns: int) -> int:
     if row_group(scheme, columns) == 64:
         return columns // 64 * (num_bytes + 16)
     return columns // 32 * num_bytes
+
+
+def weight_bytes(scheme: Scheme, storage: str) -> int:
+    """Bytes of the weights of a model of `saved`."""
+    of_hidden, of_gated = (row_bytes(scheme, storage, columns) for columns in (64, 96))
+    quantized = 3 * ((64 + 2 * 32 + 64 + 2 * 96) * of_hidden + 64 * of_gated)
+    return quantized + 4 * 64 * (2 * 128)  # embedding and head
 
 
 def exact_logits(dense: Path, scheme: Scheme) -> NDArray[Any]:
@@ -113,9 +129,7 @@ def test_numbers_are_computed_as_they_are_stored(
     assert "dequantised" not in caplog.text
     assert "converted" not in caplog.text
     check(logits_of(loaded, TOKENS), exact_logits(dense, scheme))
-    of_hidden, of_gated = (row_bytes(scheme, storage, columns) for columns in (64, 96))
-    quantized = 3 * ((64 + 2 * 32 + 64 + 2 * 96) * of_hidden + 64 * of_gated)
-    assert loaded.model.weight_bytes == quantized + 4 * 64 * (2 * 128)  # embedding and head
+    assert loaded.model.weight_bytes == weight_bytes(scheme, storage)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +140,42 @@ def test_numbers_are_computed_as_they_are_stored(
         {"group_0": 1},
         {"group_0": {"input_activations": {"type": "int", "num_bits": 4}}},
         {"group_0": {"input_activations": {"type": "float", "num_bits": 8}}},
+        {"group_0": {"input_activations": {**ACTIVATIONS, "strategy": "group"}}},
+        {"group_0": {"input_activations": ACTIVATIONS}, "group_1": {"input_activations": None}},
     ],
 )
 def test_a_row_has_one_scale_only_if_the_config_plans_it(tmp_path: Path, groups: Any) -> None:
     directory, dense = saved(tmp_path, BYTES)
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"]["config_groups"] = groups
-    file.write_text(json.dumps(config))
-    found = logits_of(load(directory, BYTES.method), TOKENS)
-    check(found, exact_logits(dense, WEIGHT_ONLY))
+    change_config(directory, {"config_groups": groups})
+    loaded = load(directory, BYTES.method)
+    check(logits_of(loaded, TOKENS), exact_logits(dense, WEIGHT_ONLY))
+    assert loaded.model.weight_bytes == weight_bytes(WEIGHT_ONLY, "Q8_0")
+
+
+def test_rows_that_are_no_whole_blocks_are_dequantised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_decoder(tmp_path / "quantized", "llama", hidden_size=80)
+    write_quantized(directory, BYTES, tmp_path / "dense")
+    with caplog.at_level(logging.INFO):
+        found = logits_of(load(directory, BYTES.method), TOKENS)
+    assert "18 of 21 quantized matrices are dequantised" in caplog.text
+    expected = load_native(EngineArgs(str(tmp_path / "dense"), backend="native"))
+    assert np.abs(found - logits_of(expected, TOKENS)).max() < 0.1 * np.abs(found).max()
+
+
+def test_one_scale_may_be_that_of_all_features(tmp_path: Path) -> None:
+    directory, dense = saved(tmp_path, BYTES)
+    tensors, exact = load_file(directory / WEIGHTS), load_file(dense / WEIGHTS)
+    scale = torch.tensor([2.0**-7])
+    tensors[f"{QUERY}weight_scale"] = scale
+    tensors[f"{QUERY}weight_zero_point"] = torch.zeros(64, 1).char()
+    exact[f"{QUERY}weight"] = tensors[f"{QUERY}weight"] * scale
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(exact, dense / WEIGHTS, metadata={"format": "pt"})
+    loaded = load(directory, BYTES.method)
+    check(logits_of(loaded, TOKENS), exact_logits(dense, BYTES))
+    assert loaded.model.weight_bytes == weight_bytes(BYTES, "I8_ROWS")
 
 
 @pytest.mark.parametrize("group_size", [64, 128, None])
@@ -231,6 +271,7 @@ DAMAGES: dict[str, tuple[Scheme, str, torch.Tensor | None, str]] = {
     "few bytes": (BYTES, "weight", torch.zeros(64, 63).char(), r"is \(64, 63\) in its files"),
     "few scales": (BYTES, "weight_scale", torch.ones(63, 1), r"is \(63, 1\) in its files"),
     "no scale of bytes": (BYTES, "weight_scale", torch.full((64, 1), torch.inf), "are infinite"),
+    "large scales": (BYTES, "weight_scale", torch.full((64, 1), 3e36), "are infinite"),
     "no number": (GPTQ, "scales", torch.full((2, 64), torch.nan), "are infinite or no numbers"),
 }
 
@@ -294,10 +335,7 @@ def test_layouts_that_are_not_read_are_refused(
     tmp_path: Path, scheme: Scheme, fields: dict[str, Any], words: str
 ) -> None:
     directory, _ = saved(tmp_path, scheme)
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"] |= fields
-    file.write_text(json.dumps(config))
+    change_config(directory, fields)
     with pytest.raises(UnsupportedModelError, match=words):
         load(directory, scheme.method)
 

@@ -38,11 +38,11 @@ _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"
 # the last, rows, ascending in a slot.
 _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 # Panels, written: uint32 units, or int8 with scales; parts, each as file descriptor, offset of the
-# first row, rows, storage, size of interleaved heads or 0; K; whether the first part is the gate of
-# the second; scales of int8 panels [N], written.
+# first row, rows, storage, scales of the rows [rows] or None, size of interleaved heads or 0; K;
+# whether the first part is the gate of the second; scales of panels [N], written; sections.
 _PackedLayer: TypeAlias = tuple[
     NDArray[np.uint32 | np.int8 | np.uint8],
-    Sequence[tuple[int, int, int, str, int]],
+    Sequence[tuple[int, int, int, str, NDArray[np.float32] | None, int]],
     int,
     bool,
     NDArray[np.float32] | None,

@@ -20,7 +20,7 @@ from pagedserve.native.gguf_file import GgufFile
 from pagedserve.native.numbers import ComputeDtype, rounded
 from pagedserve.native.quantized_files import convert_quantized
 from pagedserve.native.safetensors_file import read_safetensors
-from pagedserve.native.stored import CONVERTED, STORAGES, StoredTensor
+from pagedserve.native.stored import MADE_STORAGES, STORAGES, StoredTensor
 from pagedserve.native.tensor_names import GGUF_NAMES, TensorNames, safetensors_names, shapes_of
 from pagedserve.regular_files import is_file, read_json
 
@@ -133,7 +133,7 @@ class Checkpoint:
             )
         for name, tensor in found.items():
             known = STORAGES if len(tensor.shape) > 1 else _PLAIN
-            if tensor.storage not in known and tensor.storage not in CONVERTED:
+            if tensor.storage not in known and tensor.storage not in MADE_STORAGES:
                 raise UnsupportedModelError(
                     f"model {self.model!r}: its files have {name!r} as {tensor.storage}; the "
                     f"native backend reads {', '.join(known)}: {OTHER_BACKEND}"

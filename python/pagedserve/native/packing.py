@@ -19,7 +19,7 @@ from pagedserve.native.numbers import ComputeDtype, itemsize
 from pagedserve.native.stored import (
     BLOCK_FORMATS,
     BLOCK_WEIGHTS,
-    CONVERTED,
+    MADE_STORAGES,
     STORAGES,
     WHOLE_ROWS,
     StoredTensor,
@@ -34,9 +34,9 @@ _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 # What weights become for "w8a8": the format that Rust makes of any other.
 _BYTES: Final = "Q8_0"
 # Weights and bytes of a block of each storage.
-_SIZES: Final = {**STORAGES, **CONVERTED}
+_SIZES: Final = {**STORAGES, **MADE_STORAGES}
 # Storages whose products are those of bytes.
-_AS_STORED: Final = BLOCK_FORMATS | CONVERTED.keys()
+_AS_STORED: Final = BLOCK_FORMATS | MADE_STORAGES.keys()
 
 
 class Part(NamedTuple):
@@ -238,8 +238,15 @@ def _sections(
     # A panel is of one format, a gate shares panels with what it gates, and the scales of a row are
     # those of all panels.
     shares = any(num_features % _PANEL_FEATURES for _, num_features in sections[:-1])
-    rows = {CONVERTED.get(name, (BLOCK_WEIGHTS, 0))[0] for name, _ in sections}
-    return None if shares or is_gated or len(rows) > 1 else sections
+    groups = {_row_group(name) for name, _ in sections}
+    return None if shares or is_gated or len(groups) > 1 else sections
+
+
+def _row_group(storage: str) -> int | None:
+    """Inputs of a row that share a scale where weights are stored so; None for all of them."""
+    if storage == WHOLE_ROWS:
+        return None
+    return MADE_STORAGES.get(storage, (BLOCK_WEIGHTS, 0))[0]
 
 
 def _is_converted(tensor: StoredTensor, quantization: Quantization | None) -> bool:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _BITS: Final = (4, 8)
 _WORD_BITS: Final = 32
 _SCALES: Final = ("F16", "BF16", "F32")
-# The most inputs of rows that share a scale, as in rust/cpu/src/bytes/format.rs.
+# The most inputs whose products may have one scale, as in rust/cpu/src/bytes/format.rs.
 _MOST_INPUTS: Final = 1 << 16
 # Position in a word of each of eight adjacent outputs.
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -58,22 +58,20 @@ def convert_quantized(
         config: Its ``quantization_config``, of one of the three methods.
 
     Returns:
-        The tensors, and each converted matrix under the name of its weight.  Bytes that share a
-        scale in a row stay in their file, if the config quantizes the rows of inputs as well.
+        The tensors, and each converted matrix under the name of its weight.  Bytes with a scale for
+        each output feature stay in their file, if activations are planned to be quantized too.
 
     Raises:
         UnsupportedError: Names what is not read: a layout, or a number of bits.
         ValueError: A tensor is missing, or does not fit the others.
     """
     method = str(config["quant_method"])
-    layout, read, file = _layout_of(method, config), _READERS[method], MemoryFile()
-    quantizes_rows = _quantizes_rows(config)
+    plan, read, file = _plan_of(method, config), _READERS[method], MemoryFile()
 
     def convert(matrix: _Matrix) -> _Converted | None:
-        stored = _with_scales(matrix) if quantizes_rows else None
-        if stored is not None:
-            return _Converted(stored, None)
-        weights = read(matrix, layout)
+        weights = read(matrix, plan)
+        if isinstance(weights, StoredTensor):
+            return _Converted(weights, None)
         return None if weights is None else _Converted.of(f"{matrix.stem}weight", weights, file)
 
     matrices = [
@@ -117,8 +115,20 @@ class _Converted(NamedTuple):
         return cls(StoredTensor(name, storage, shape, offset, content.nbytes, file), obstacle)
 
 
-def _layout_of(method: str, config: Mapping[str, Any]) -> str:
-    """Layout of a method's tensors.
+class _Plan(NamedTuple):
+    """What a config says of all matrices.
+
+    Attributes:
+        layout: Layout of the tensors.
+        quantizes_activations: Whether activations are to become bytes too, a scale each.
+    """
+
+    layout: str
+    quantizes_activations: bool
+
+
+def _plan_of(method: str, config: Mapping[str, Any]) -> _Plan:
+    """Plan of a method's config.
 
     Raises:
         UnsupportedError: It is another one, or weights are rotated or sparse as well.
@@ -141,7 +151,24 @@ def _layout_of(method: str, config: Mapping[str, Any]) -> str:
                 f"quantization_config.{name} is {str(config[name])[:80]}, which the native backend "
                 f"does not support: {OTHER_BACKEND}"
             )
-    return layout
+    return _Plan(layout, _quantizes_activations(config))
+
+
+def _quantizes_activations(config: Mapping[str, Any]) -> bool:
+    """Whether activations of all matrices are to be bytes with a scale a token or a tensor."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return False
+    plans = [
+        group.get("input_activations") if isinstance(group, Mapping) else None
+        for group in groups.values()
+    ]
+    return all(
+        isinstance(plan, Mapping)
+        and (plan.get("type"), plan.get("num_bits")) == ("int", 8)
+        and plan.get("strategy") in ("token", "tensor", None)
+        for plan in plans
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +297,10 @@ class _Matrix:
         return np.repeat(np.arange(num_groups, dtype=np.int64), columns // num_groups)
 
 
-_Reader: TypeAlias = Callable[[_Matrix, str], GroupedWeights | None]
+_Reader: TypeAlias = Callable[[_Matrix, _Plan], GroupedWeights | StoredTensor | None]
 
 
-def _read_gptq(matrix: _Matrix, layout: str) -> GroupedWeights | None:
+def _read_gptq(matrix: _Matrix, plan: _Plan) -> GroupedWeights | None:
     """Read a matrix of GPTQ; None if it is not quantized.
 
     Version 1 stores zero points less 1: words less a word of ones, so that a zero point of 0
@@ -286,7 +313,7 @@ def _read_gptq(matrix: _Matrix, layout: str) -> GroupedWeights | None:
     scales = matrix.scales("scales", 0)
     num_groups = scales.shape[1]
     ones = ((1 << _WORD_BITS) - 1) // ((1 << bits) - 1)
-    missing = ones if layout == "gptq" else 0
+    missing = ones if plan.layout == "gptq" else 0
     zeros = matrix.unpacked("qzeros", bits, (num_groups, _num_words(rows, bits)), missing)
     return GroupedWeights(
         bits=bits,
@@ -297,7 +324,7 @@ def _read_gptq(matrix: _Matrix, layout: str) -> GroupedWeights | None:
     )
 
 
-def _read_awq(matrix: _Matrix, _: str) -> GroupedWeights | None:
+def _read_awq(matrix: _Matrix, _: _Plan) -> GroupedWeights | None:
     """Read a matrix of AWQ; None if it is not quantized."""
     if not matrix.has("qweight"):
         return None
@@ -316,8 +343,11 @@ def _read_awq(matrix: _Matrix, _: str) -> GroupedWeights | None:
     )
 
 
-def _read_compressed(matrix: _Matrix, _: str) -> GroupedWeights | None:
+def _read_compressed(matrix: _Matrix, plan: _Plan) -> GroupedWeights | StoredTensor | None:
     """Read a matrix of compressed-tensors; None if it is not quantized to whole numbers."""
+    stored = _with_scales(matrix) if plan.quantizes_activations else None
+    if stored is not None:
+        return stored
     rows, columns = matrix.shape
     if matrix.has("weight_packed"):
         bits, words = matrix.packed("weight_packed", lambda bits: (rows, _num_words(columns, bits)))
@@ -337,23 +367,8 @@ def _read_compressed(matrix: _Matrix, _: str) -> GroupedWeights | None:
     )
 
 
-def _quantizes_rows(config: Mapping[str, Any]) -> bool:
-    """Whether a config of compressed-tensors plans rows of bytes for all its matrices."""
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        return False
-    plans = [
-        group.get("input_activations") if isinstance(group, Mapping) else None
-        for group in groups.values()
-    ]
-    return all(
-        isinstance(plan, Mapping) and (plan.get("type"), plan.get("num_bits")) == ("int", 8)
-        for plan in plans
-    )
-
-
 def _with_scales(matrix: _Matrix) -> StoredTensor | None:
-    """A matrix of bytes and the scales of its rows; None if it is another matrix."""
+    """A matrix of bytes and the scales of its output features; None if it is another matrix."""
     if not matrix.has("weight", "I8") or matrix.has("weight_g_idx"):
         return None
     scales, columns = matrix.scales("weight_scale", 1), matrix.shape[1]

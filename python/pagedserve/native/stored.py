@@ -39,11 +39,11 @@ BLOCK_FORMATS: Final = frozenset(
     {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"}
 )
 
-# Bytes of which a row shares a scale, stored apart.
+# Bytes with a scale for each output feature, which files store in another tensor.
 WHOLE_ROWS: Final = "I8_ROWS"
 
-# Storages of matrices that were converted, which Rust multiplies as well: weights and bytes.
-CONVERTED: Final[dict[str, tuple[int, int]]] = {
+# Storages of matrices of quantized directories (`quantized_files`), which Rust multiplies as well.
+MADE_STORAGES: Final[dict[str, tuple[int, int]]] = {
     WHOLE_ROWS: (1, 1),
     "Q4_0_64": (64, 34),
     "Q4_1_64": (64, 36),
@@ -144,11 +144,11 @@ class MemoryFile(WeightFile):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor(TensorEntry):
-    """A tensor in an open file; its storage is of `STORAGES` or `CONVERTED`, or is refused.
+    """A tensor in an open file; its storage is of `STORAGES` or `MADE_STORAGES`, or is refused.
 
     Attributes:
         file: The file.
-        scales: Scales of rows of `WHOLE_ROWS`, float32 ``[N]``; None for other storages.
+        scales: Scales of output features of `WHOLE_ROWS`, float32 ``[N]``; None for others.
     """
 
     file: WeightFile

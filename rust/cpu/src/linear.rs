@@ -173,12 +173,11 @@ pub unsafe fn linear(
         output,
         output_dtype,
         additions,
-        has_amx: execution.instructions == InstructionSet::Amx
-            && match weights.panels {
-                Panels::Units(_) => rows == DType::BFloat16,
-                Panels::Bytes(panels) => panels.suit_amx(weights.in_features),
-                Panels::Int8 { .. } => false,
-            },
+        amx_rows: match (execution.instructions, weights.panels) {
+            (InstructionSet::Amx, Panels::Units(_)) => (rows == DType::BFloat16).then_some(1),
+            (InstructionSet::Amx, Panels::Bytes(panels)) => panels.amx_rows(weights.in_features),
+            _ => None,
+        },
     };
     if let Panels::Bytes(panels) = weights.panels {
         // SAFETY: the caller's promise.
@@ -233,8 +232,8 @@ struct Product<'a> {
     output_dtype: DType,
     /// Adapter outputs to add, and their number of the first row.
     additions: (&'a Additions<'a>, usize),
-    /// Whether AMX multiplies.
-    has_amx: bool,
+    /// Rows of an item from which AMX multiplies; None without it.
+    amx_rows: Option<usize>,
 }
 
 // SAFETY: the pointers are shared for reading, and each item writes separate features.
@@ -317,7 +316,7 @@ impl Product<'_> {
     }
 
     fn rows_per_item(&self) -> usize {
-        match self.has_amx {
+        match self.amx_rows.is_some() {
             // Two tiles of rows share what they read of a panel.
             true if self.num_rows >= 2 * MOST_ROWS => MOST_ROWS,
             true => MOST_ROWS / 2,
@@ -361,7 +360,7 @@ impl Kernel for Item<'_> {
                     product.multiply_unpacked::<I>(units, item, sums);
                 }
                 #[cfg(target_arch = "x86_64")]
-                (Panels::Units(units), DType::BFloat16, _) if product.has_amx => {
+                (Panels::Units(units), DType::BFloat16, _) if product.amx_rows.is_some() => {
                     product.multiply_by_amx(units, item, sums);
                 }
                 (Panels::Units(units), DType::BFloat16, _) => {
@@ -398,9 +397,11 @@ impl Kernel for ByteItem<'_> {
         // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
             let (part, in_features) = (Part { rows, first, num }, product.weights.in_features);
-            match product.has_amx {
+            match product.amx_rows {
                 #[cfg(target_arch = "x86_64")]
-                true => sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums),
+                Some(rows) if num >= rows => {
+                    sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums);
+                }
                 _ => sum_panel::<I>(&panels, in_features, panel, part, sums),
             }
             product.end_item::<I>(item, sums);

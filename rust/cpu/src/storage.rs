@@ -29,8 +29,8 @@ pub enum Storage {
     Float16,
     /// The upper 16 bits of a float32.
     BFloat16,
-    /// Signed bytes; the scale of a row is stored elsewhere.
-    Int8,
+    /// Signed bytes; the scale of each output feature is stored elsewhere.
+    I8Rows,
     /// 4 bits and a scale for 32 weights.
     Q4_0,
     /// 4 bits, a scale and a minimum for 32 weights.
@@ -67,7 +67,7 @@ impl Storage {
         match self {
             Self::Float32 => (1, 4),
             Self::Float16 | Self::BFloat16 => (1, 2),
-            Self::Int8 => (1, 1),
+            Self::I8Rows => (1, 1),
             Self::Q4_0 | Self::Iq4Nl => (32, 18),
             Self::Q4_1 => (32, 20),
             Self::Q4_0_64 => (64, 34),
@@ -105,7 +105,7 @@ impl Storage {
             Self::BFloat16 => for_blocks(from, to, |block: &[u8; 2], to: &mut [f32; 1]| {
                 to[0] = BFloat16::from_bits(u16::from_le_bytes(*block)).to_f32();
             }),
-            Self::Int8 => for_blocks(from, to, |block: &[u8; 1], to: &mut [f32; 1]| {
+            Self::I8Rows => for_blocks(from, to, |block: &[u8; 1], to: &mut [f32; 1]| {
                 to[0] = f32::from(block[0].cast_signed());
             }),
             Self::Q4_0 => for_blocks(from, to, read_q4_0::<18, 32>),

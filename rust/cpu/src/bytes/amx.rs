@@ -7,8 +7,8 @@
 use std::mem::MaybeUninit;
 
 use crate::bytes::open::{OPENED, Opened};
-use crate::bytes::tile::open;
-use crate::bytes::{BytePanels, Format, Part, panel_at, sum_panel};
+use crate::bytes::tile::{VECTORS, open};
+use crate::bytes::{BytePanels, Format, Part, panel_at};
 use crate::kernel::Rows;
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
@@ -21,15 +21,10 @@ const UNIT: usize = 4;
 const STEP_INPUTS: usize = UNIT * STEP;
 /// How far ahead a panel is read for a few rows, in units.
 const AHEAD: usize = 16 * 1024 / UNIT;
-/// Rows from which tiles cost less than vectors.
-const MIN_ROWS: usize = 8;
-/// Vectors of a panel's features.
-const VECTORS: usize = PANEL_FEATURES / PANEL;
-
-/// Sums of some rows with a panel, `[rows][64]`: those of [`sum_panel`], to the last bit.
+/// Sums of some rows with a panel, `[rows][64]`: those of [`super::sum_panel`], to the last bit.
 ///
 /// # Safety
-/// As there; the CPU has AMX, and [`BytePanels::suit_amx`].
+/// As there; the CPU has AMX, and [`BytePanels::amx_rows`] is not None.
 #[inline(always)]
 pub(crate) unsafe fn sum_panel_by_amx<I: Instructions>(
     weights: &BytePanels<'_>,
@@ -40,9 +35,7 @@ pub(crate) unsafe fn sum_panel_by_amx<I: Instructions>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if rows.num < MIN_ROWS {
-            sum_panel::<I>(weights, in_features, panel, rows, sums);
-        } else if let Some(scales) = weights.panel_scales(panel) {
+        if let Some(scales) = weights.panel_scales(panel) {
             sum_whole_rows::<I>((weights, &scales), in_features, panel, rows, sums);
         } else {
             sum_groups::<I>(weights, in_features, panel, rows, sums);
@@ -126,7 +119,8 @@ unsafe fn sum_groups<I: Instructions>(
                     let sums = sums.add(first_row * PANEL_FEATURES);
                     match format {
                         Format::Q4_0_64 => group.add::<I, 8>(rows, num_rows, sums),
-                        _ => group.add::<I, 0>(rows, num_rows, sums),
+                        Format::Q4_1_64 => group.add::<I, 0>(rows, num_rows, sums),
+                        _ => unreachable!("other formats have other groups"),
                     }
                 }
             }

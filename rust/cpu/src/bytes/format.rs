@@ -7,7 +7,7 @@ use crate::storage::Storage;
 /// Inputs of a row that share a scale in most formats.
 pub(crate) const GROUP: usize = 32;
 /// The most inputs whose products of bytes certainly have a sum of 32 bits.
-const MOST_INT8: usize = 1 << 16;
+const MOST_WHOLE: usize = 1 << 16;
 /// Bytes that hold four inputs of each feature of a panel.
 pub(crate) const QUADS: usize = 4 * PANEL_FEATURES;
 /// Bytes of a float16 of each feature.
@@ -16,8 +16,9 @@ pub(crate) const HALVES: usize = 2 * PANEL_FEATURES;
 /// Storage of weights in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Signed bytes; the scale of a feature is stored beside the panels, and a row has one scale.
-    Int8,
+    /// Signed bytes with a scale for each output feature, beside the panels, and one for each row
+    /// that they are multiplied with.
+    I8Rows,
     /// Signed bytes and a scale for 32 inputs.
     Q8_0,
     /// 4 bits and a scale for 32 inputs.
@@ -93,7 +94,7 @@ impl Block {
 impl Format {
     /// All formats.
     pub const ALL: [Self; 12] = [
-        Self::Int8,
+        Self::I8Rows,
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
@@ -110,7 +111,7 @@ impl Format {
     /// The storage of the blocks in a file.
     pub(crate) const fn storage(self) -> Storage {
         match self {
-            Self::Int8 => Storage::Int8,
+            Self::I8Rows => Storage::I8Rows,
             Self::Q8_0 => Storage::Q8_0,
             Self::Q4_0 => Storage::Q4_0,
             Self::Q4_1 => Storage::Q4_1,
@@ -128,7 +129,7 @@ impl Format {
     /// Inputs of a row that share a scale, of `in_features`.
     pub(crate) const fn group(self, in_features: usize) -> usize {
         match self {
-            Self::Int8 => in_features,
+            Self::I8Rows => in_features,
             Self::Q4_0_64 | Self::Q4_1_64 => 64,
             _ => GROUP,
         }
@@ -142,9 +143,9 @@ impl Format {
                 "in_features must be a multiple of {inputs} for {self:?}; got {in_features}"
             )));
         }
-        if self == Self::Int8 && in_features > MOST_INT8 {
+        if self == Self::I8Rows && in_features > MOST_WHOLE {
             return Err(Error(format!(
-                "in_features must be {MOST_INT8} at most for {self:?}; got {in_features}"
+                "in_features must be {MOST_WHOLE} at most for {self:?}; got {in_features}"
             )));
         }
         Ok(())
@@ -153,7 +154,7 @@ impl Format {
     /// Describes a block of a file; words of whole numbers come first.
     pub(crate) const fn block(self) -> Block {
         match self {
-            Self::Int8 => Block::new(32, &[(0, 8)], &[]),
+            Self::I8Rows => Block::new(32, &[(0, 8)], &[]),
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
             Self::Q4_0 | Self::Iq4Nl => Block::new(32, &[(2, 4)], &[0]),
             Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),

@@ -9,7 +9,7 @@
 //! For few rows, and for weights of 8 bits or of a table, these are taken from the panel.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
-//! Those of [`Format::Int8`] have no blocks, but a scale for each output feature, and a row of their
+//! Those of [`Format::I8Rows`] have no blocks, but a scale for each output feature, and a row of their
 //! products has one scale as well.  AMX multiplies 64 inputs at once: it takes these panels as they
 //! are, and opened blocks of 64 inputs.
 //!
@@ -67,7 +67,7 @@ pub struct BytePanels<'a> {
     /// The panels.
     pub values: &'a [u8],
     /// `[N]`, what a feature's whole numbers are multiples of, where the format is
-    /// [`Format::Int8`]; None for others, whose blocks have scales.
+    /// [`Format::I8Rows`]; None for others, whose blocks have scales.
     pub scales: Option<&'a [f32]>,
 }
 
@@ -83,9 +83,14 @@ impl BytePanels<'_> {
         self.sections.first().map_or(GROUP, |section| section.format.group(in_features))
     }
 
-    /// Whether AMX multiplies them, which takes 64 inputs at once.
-    pub(crate) fn suit_amx(&self, in_features: usize) -> bool {
-        self.group(in_features) >= 64
+    /// Rows from which AMX, which takes 64 inputs at once, costs less than vectors; None if it
+    /// cannot multiply them.
+    pub(crate) fn amx_rows(&self, in_features: usize) -> Option<usize> {
+        match (self.scales, self.group(in_features)) {
+            (Some(_), 64..) => Some(8),
+            (None, 64) => Some(12),
+            _ => None,
+        }
     }
 
     /// The scales of a panel's features, 0 beyond the last; None where blocks have scales.
@@ -129,11 +134,11 @@ pub(crate) fn check(
     for section in sections {
         section.format.check(in_features)?;
     }
-    let is_int8 = |section: &Section| section.format == Format::Int8;
+    let is_int8 = |section: &Section| section.format == Format::I8Rows;
     let has_scales = sections.iter().any(is_int8);
     if num_scales != has_scales.then_some(out_features) {
         return Err(Error(format!(
-            "scales must be {out_features} numbers for sections of Int8, and none for others; got \
+            "scales must be {out_features} numbers for sections of I8Rows, and none for others; got \
              {num_scales:?} for {sections:?}"
         )));
     }

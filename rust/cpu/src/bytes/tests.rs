@@ -39,7 +39,7 @@ struct Layer {
     k: usize,
     n: usize,
     values: Vec<u8>,
-    /// Of features, if all sections are [`Format::Int8`].
+    /// Of features, if all sections are [`Format::I8Rows`].
     scales: Option<Vec<f32>>,
     bias: Vec<f32>,
 }
@@ -81,7 +81,7 @@ impl Layer {
         let n = sections.iter().map(|section| section.num_features).sum();
         let mut numbers = || (0..n).map(|_| random.number() / 64.0).collect();
         let bias = numbers();
-        let is_int8 = sections.iter().all(|section| section.format == Format::Int8);
+        let is_int8 = sections.iter().all(|section| section.format == Format::I8Rows);
         Self { sections, k, n, values, scales: is_int8.then(numbers), bias }
     }
 
@@ -184,14 +184,17 @@ fn products_are_those_of_the_formats_definitions() {
 #[test]
 fn panels_of_one_product_may_have_several_formats() {
     let section = |format, num_features| Section { format, num_features };
-    let sections =
+    let of_32 =
         vec![section(Format::Q4K, 128), section(Format::Q6K, 64), section(Format::Q5_0, 70)];
-    let mut random = Random(23);
-    let layer = Layer::of(sections, 512, || random.byte());
-    let rows = random_rows(7, 512, 6);
-    for set in sets() {
-        let found = layer.product(DType::Float32, &rows, set, &Pair);
-        layer.check(&rows, &found, &format!("{set:?}"));
+    let of_64 = vec![section(Format::Q4_0_64, 128), section(Format::Q4_1_64, 70)];
+    for sections in [of_32, of_64] {
+        let mut random = Random(23);
+        let layer = Layer::of(sections, 512, || random.byte());
+        let rows = random_rows(13, 512, 6);
+        for set in sets() {
+            let found = layer.product(DType::Float32, &rows, set, &Pair);
+            layer.check(&rows, &found, &format!("{set:?}"));
+        }
     }
 }
 
@@ -210,7 +213,7 @@ fn sections_that_do_not_fit_are_refused() {
     }
     let refused = check(&[section(Format::Q6K, 128)], 288, 128, (0, None)).expect_err("a refusal");
     assert!(refused.to_string().contains("in_features must be a multiple of 256 for Q6K"));
-    let int8 = section(Format::Int8, 64);
+    let int8 = section(Format::I8Rows, 64);
     assert_eq!(check(&[int8], 512, 64, (64 * 512, Some(64))), Ok(()));
     for (section, scales) in [(int8, None), (int8, Some(63)), (q8, Some(64))] {
         let refused = check(&[section], 512, 64, (0, scales)).expect_err("a refusal");
@@ -223,7 +226,7 @@ fn sections_that_do_not_fit_are_refused() {
         assert!(refused.to_string().contains("must share the scales of its rows"), "{refused}");
     }
     let refused = check(&[int8], 65_568, 64, (64 * 65_568, Some(64))).expect_err("a refusal");
-    assert!(refused.to_string().contains("in_features must be 65536 at most for Int8"));
+    assert!(refused.to_string().contains("in_features must be 65536 at most for I8Rows"));
 }
 
 #[test]
@@ -249,7 +252,7 @@ fn the_largest_products_do_not_overflow() {
         for byte in [0xff, 0x7f, 0x80, 0x81] {
             let layer = Layer::new(format, 512, 64, || byte);
             for sign in [1.0, -1.0] {
-                let rows = vec![sign * 127.0; 512];
+                let rows = vec![sign * 127.0; 13 * 512];
                 for set in sets() {
                     let found = layer.product(DType::Float32, &rows, set, &Sequential);
                     layer.check(&rows, &found, &format!("{set:?} of {byte:#x}"));
@@ -260,15 +263,34 @@ fn the_largest_products_do_not_overflow() {
 }
 
 #[test]
+fn the_longest_rows_do_not_overflow() {
+    let k = 65_536;
+    for byte in [0x7f_u8, 0x80] {
+        let mut layer = Layer::new(Format::I8Rows, k, 64, || byte);
+        (layer.scales, layer.bias) = (Some(vec![0.25; 64]), vec![0.0; 64]);
+        for (sign, num_rows) in [(1.0, 1), (-1.0, 1), (1.0, 9), (-1.0, 9)] {
+            let rows = vec![sign * 127.0; num_rows * k];
+            // A power of two times 15 bits: exact.
+            let expected = sign * 0.25 * 127.0 * f32::from(byte.cast_signed()) * 65_536.0;
+            for set in sets() {
+                let found = layer.product(DType::Float32, &rows, set, &Sequential);
+                assert!(found.iter().all(|sum| sum.to_bits() == expected.to_bits()), "{set:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
     for format in Format::ALL {
         let mut random = Random(17);
-        let layer = Layer::new(format, 512, 192, || random.byte());
-        let rows = random_rows(230, 512, 9);
+        let k = if format.block().num_inputs == 256 { 512 } else { 320 };
+        let layer = Layer::new(format, k, 192, || random.byte());
+        let rows = random_rows(230, k, 9);
         for set in sets() {
             let all = layer.product(DType::Float32, &rows, set, &Pair);
             for (first, num) in [(0, 1), (1, 1), (7, 2), (20, 5), (100, 31), (3, 200)] {
-                let part = &rows[first * 512..(first + num) * 512];
+                let part = &rows[first * k..(first + num) * k];
                 let found = layer.product(DType::Float32, part, set, &Sequential);
                 let expected = &all[first * 192..(first + num) * 192];
                 assert!(
@@ -285,7 +307,7 @@ fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
 fn sums_of_whole_rows_are_exact() {
     for k in [32, 96, 1536, 65_536] {
         let mut random = Random(29);
-        let layer = Layer::new(Format::Int8, k, 70, || random.byte());
+        let layer = Layer::new(Format::I8Rows, k, 70, || random.byte());
         for num_rows in [1, 16, 17, 33, 70] {
             let rows = random_rows(num_rows, k, 12);
             let expected =
@@ -309,7 +331,7 @@ fn a_number_that_is_not_finite_spoils_its_row_alone() {
         let layer = Layer::new(format, 256, 64, || random.byte());
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         for (odd, num) in odd.into_iter().flat_map(|odd| [(odd, 1), (odd, 250)]) {
-            let mut rows = random_rows(3, 256, 10);
+            let mut rows = random_rows(13, 256, 10);
             rows[256 + 5..][..num].fill(odd);
             for set in sets() {
                 let found = layer.product(DType::Float32, &rows, set, &Sequential);

@@ -56,7 +56,7 @@ pub(crate) trait Dots: Vectors {
     unsafe fn store_quads(quads: Self::Quads, to: *mut u8);
     /// The bytes of a table at places from 0 to 15.
     unsafe fn look_up(table: &[i8; 16], places: Self::Quads) -> Self::Quads;
-    /// Converts bytes that have a sign, from -127.
+    /// Converts bytes that have a sign.
     unsafe fn signed(quads: Self::Quads) -> Self::Signed;
     unsafe fn broadcast(row: *const i8) -> Self::Row;
     /// Adds products of weights that are signed.
@@ -167,7 +167,7 @@ const AHEAD: usize = 14 * 1024;
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
 /// Vectors of a panel's features.
-const VECTORS: usize = PANEL_FEATURES / PANEL;
+pub(super) const VECTORS: usize = PANEL_FEATURES / PANEL;
 
 /// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be:
 /// `$first` is the first row of each.
@@ -243,7 +243,7 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
     let blocks = weights.values.as_ptr().wrapping_add(bytes.start);
-    let is_signed = matches!(format, Format::Int8 | Format::Q8_0 | Format::Iq4Nl);
+    let is_signed = matches!(format, Format::I8Rows | Format::Q8_0 | Format::Iq4Nl);
     let is_closed = is_signed || rows.num <= I::CLOSED_ROWS;
     let mut opened = MaybeUninit::<Opened>::uninit();
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
@@ -252,11 +252,12 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
         for index in 0..rows.num * PANEL_FEATURES {
             sums.add(index).write(0.0);
         }
-        let step = if format == Format::Int8 { in_features } else { OPENED };
+        let scales = weights.panel_scales(panel);
+        let step = if scales.is_some() { in_features } else { OPENED };
         for first in (0..in_features).step_by(step) {
             let num = step.min(in_features - first);
             let from = blocks.wrapping_add(format.panel_bytes(first));
-            let groups = if let Some(scales) = weights.panel_scales(panel) {
+            let groups = if let Some(scales) = scales {
                 opened.open_whole(scales, from)
             } else if is_closed {
                 opened.open_numbers::<I>(format, from, num)
@@ -286,7 +287,7 @@ pub(super) unsafe fn open<I: Dots>(
             Format::Q4K => opened.open::<I, PairedNibbles>(format, from, num),
             Format::Q5K => opened.open::<I, PairedFives>(format, from, num),
             Format::Q6K => opened.open::<I, Sixes>(format, from, num),
-            Format::Int8 | Format::Q8_0 | Format::Iq4Nl => {
+            Format::I8Rows | Format::Q8_0 | Format::Iq4Nl => {
                 unreachable!("signed weights are never opened")
             }
         }
@@ -309,7 +310,7 @@ impl GroupSums<'_> {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
             match format {
-                Format::Int8 => self.add::<I, Signed<OnlyBytes>>(),
+                Format::I8Rows => self.add::<I, Signed<OnlyBytes>>(),
                 Format::Q8_0 => self.add::<I, Signed<Bytes>>(),
                 Format::Iq4Nl => self.add::<I, Signed<Widening>>(),
                 Format::Q4_0 => self.add_small::<I, Nibbles, 8>(is_closed),

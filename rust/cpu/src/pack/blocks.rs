@@ -82,7 +82,8 @@ impl Packing<'_> {
             let scale = stored[part.place(row)];
             // SAFETY: the caller's promise; the feature exists.
             unsafe { scales.add(panel * PANEL_FEATURES + feature).write(scale) };
-            if !scale.is_finite() {
+            // The largest weight is 128 scales.
+            if !(128.0 * scale).is_finite() {
                 self.odd[index].fetch_add(self.in_features, Ordering::Relaxed);
             }
         }

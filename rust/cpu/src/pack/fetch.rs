@@ -17,7 +17,7 @@ pub struct Rows<'a> {
     pub num_rows: usize,
     /// Storage of the weights.
     pub storage: Storage,
-    /// Scale of each row, in the order of the file: of [`Storage::Int8`], and of no other.
+    /// Scale of each row, in the order of the file: of [`Storage::I8Rows`], and of no other.
     pub scales: Option<&'a [f32]>,
     /// Size of heads whose halves are interleaved, element by element, as llama.cpp stores queries
     /// and keys of some families; None for rows in their order.

@@ -73,7 +73,7 @@ pub enum PanelsMut<'a> {
         sections: &'a [Section],
         /// The panels.
         values: &'a mut [u8],
-        /// Scale of each feature, `[N]`, of [`bytes::Format::Int8`], and of no other.
+        /// Scale of each feature, `[N]`, of [`bytes::Format::I8Rows`], and of no other.
         scales: Option<&'a mut [f32]>,
     },
 }
@@ -149,7 +149,7 @@ fn check_rows(parts: &[Rows<'_>], in_features: usize, is_gated: bool) -> Result<
                 part.num_rows
             )));
         }
-        let expected = (part.storage == Storage::Int8).then_some(part.num_rows);
+        let expected = (part.storage == Storage::I8Rows).then_some(part.num_rows);
         let found = part.scales.map(<[f32]>::len);
         if found != expected {
             return Err(Error(format!(

@@ -207,8 +207,8 @@ fn what_does_not_fit_is_refused() {
     let blocks = Rows { storage: Storage::Q4K, ..rows };
     assert!(refusal(&[blocks], 32, float, false, 2048).contains("whole blocks of 256"));
     let heads = Rows { interleaved: Some(5), ..rows };
-    let bytes = Rows { storage: Storage::Int8, ..rows };
-    assert!(refusal(&[bytes], 32, float, false, 2048).contains("32 scales as Int8; got 0"));
+    let bytes = Rows { storage: Storage::I8Rows, ..rows };
+    assert!(refusal(&[bytes], 32, float, false, 2048).contains("32 scales as I8Rows; got 0"));
     let scales = Rows { scales: Some(&[1.0; 32]), ..rows };
     assert!(refusal(&[scales], 32, float, false, 2048).contains("0 scales as Float32; got 32"));
     assert!(refusal(&[heads], 32, float, false, 2048).contains("whole heads of an even size"));
@@ -284,7 +284,7 @@ impl BlockFile {
                 block[half + 1] = block[half + 1] & 0x83 | 0x24;
             }
         }
-        let scales = (format == Format::Int8).then(|| numbers(128, 15));
+        let scales = (format == Format::I8Rows).then(|| numbers(128, 15));
         Self { format, storage, bytes, scales }
     }
 
@@ -359,7 +359,7 @@ fn blocks_keep_their_numbers() {
 
 #[test]
 fn bytes_of_a_scale_become_numbers_too() {
-    let blocks = BlockFile::new(Format::Int8);
+    let blocks = BlockFile::new(Format::I8Rows);
     let (file, depth) = (blocks.file(), BlockFile::DEPTH);
     let mut units = vec![7; 2 * PANEL_FEATURES * depth];
     let rows = Rows { interleaved: Some(6), ..blocks.rows(&file, 4, 66) };
@@ -381,7 +381,7 @@ fn weights_of_a_scale_that_is_not_finite_are_counted() {
     for format in Format::ALL {
         let mut blocks = BlockFile::new(format);
         let num_inputs = if let Some(scales) = &mut blocks.scales {
-            scales[5] = f32::INFINITY;
+            scales[5] = 3e36; // 128 of them are infinite
             BlockFile::DEPTH
         } else {
             let scale = format.block().halves[0];

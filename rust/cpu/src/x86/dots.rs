@@ -109,7 +109,7 @@ impl Dots for Avx2 {
     #[inline(always)]
     unsafe fn dot_signed(sums: Self::Sums, row: __m256i, weights: Self::Signed) -> Self::Sums {
         unsafe {
-            // The sign moves to the row's byte: two products of at most 127 * 127 fit 16 bits.
+            // The sign moves to the row's byte: two products of at most 128 * 127 fit 16 bits.
             let ones = _mm256_set1_epi16(1);
             let half = |weights, magnitudes, sum| {
                 let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(row, weights));

@@ -19,7 +19,7 @@ const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
 const FORMATS: [(&str, Format); 12] = [
-    ("I8_ROWS", Format::Int8),
+    ("I8_ROWS", Format::I8Rows),
     ("Q8_0", Format::Q8_0),
     ("Q4_0", Format::Q4_0),
     ("Q4_1", Format::Q4_1),

@@ -21,7 +21,7 @@ const STORAGES: [(&str, Storage); 18] = [
     ("F32", Storage::Float32),
     ("F16", Storage::Float16),
     ("BF16", Storage::BFloat16),
-    ("I8_ROWS", Storage::Int8),
+    ("I8_ROWS", Storage::I8Rows),
     ("Q4_0", Storage::Q4_0),
     ("Q4_1", Storage::Q4_1),
     ("Q4_0_64", Storage::Q4_0_64),
