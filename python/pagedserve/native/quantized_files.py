@@ -131,7 +131,7 @@ def _plan_of(method: str, config: Mapping[str, Any]) -> _Plan:
     """Plan of a method's config.
 
     Raises:
-        UnsupportedError: It is another one, or weights are rotated or sparse as well.
+        UnsupportedError: The layout is another one, or weights are rotated or sparse as well.
     """
     field, default, known = _LAYOUTS[method]
     layout = str(config.get(field) or default).lower()

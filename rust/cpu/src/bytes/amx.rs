@@ -21,6 +21,7 @@ const UNIT: usize = 4;
 const STEP_INPUTS: usize = UNIT * STEP;
 /// How far ahead a panel is read for a few rows, in units.
 const AHEAD: usize = 16 * 1024 / UNIT;
+
 /// Sums of some rows with a panel, `[rows][64]`: those of [`super::sum_panel`], to the last bit.
 ///
 /// # Safety

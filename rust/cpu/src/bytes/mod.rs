@@ -9,9 +9,9 @@
 //! For few rows, and for weights of 8 bits or of a table, these are taken from the panel.
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
-//! Those of [`Format::I8Rows`] have no blocks, but a scale for each output feature, and a row of their
-//! products has one scale as well.  AMX multiplies 64 inputs at once: it takes these panels as they
-//! are, and opened blocks of 64 inputs.
+//! Those of [`Format::I8Rows`] have no blocks, but a scale for each output feature, and a row of
+//! their products has one scale as well.  AMX multiplies 64 inputs at once: it takes these panels as
+//! they are, and opened blocks of 64 inputs.
 //!
 //! # Invariants
 //!
