@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.support import durations, interpreter
@@ -29,6 +30,11 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 # A shell that runs the tests in the background has SIGINT ignored, by the servers they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# An example takes seconds where the machine is busy.
+hypothesis.settings.register_profile("pagedserve", deadline=None)
+hypothesis.settings.load_profile("pagedserve")
 
 
 @pytest.hookimpl(wrapper=True)
