@@ -75,8 +75,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, choices=(1, NUM_LAYERS), default=NUM_LAYERS)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--instructions", help="instruction set; the fastest of this CPU if absent")
     parser.add_argument("--json", action="store_true", help="one object a line")
     options = parser.parse_args()
+    cpu.use_instructions(options.instructions)
     for num_rows in map(int, options.rows.split(",")):
         found = list(measure(options, num_rows))
         report_table(f"{num_rows} rows, {options.threads} threads", found, as_json=options.json)

@@ -37,6 +37,11 @@ pub(crate) trait Layout {
     type Opened: Layout;
     /// Inputs that share a scale; None for all.
     const INPUTS: Option<usize> = <Self::Opened as Layout>::INPUTS;
+    /// Loads of 32 inputs, or of a smaller group.
+    const LOADS: usize = match Self::INPUTS {
+        Some(inputs) if inputs < GROUP => inputs / 4,
+        _ => GROUP / 4,
+    };
     /// Loads whose products add up to 16 bits at most.
     const FEW_LOADS: usize = <Self::Opened as Layout>::FEW_LOADS;
     /// Whether they lie in the panel itself: the first rows read it from memory.

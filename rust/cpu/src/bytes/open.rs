@@ -37,6 +37,16 @@ pub(crate) struct Groups {
     pub(crate) minima: *const f32,
 }
 
+impl Groups {
+    /// The one group of whole rows, whose scales are given; a panel of them is only bytes.
+    #[inline(always)]
+    pub(crate) fn whole(from: *const u8, scales: &[f32; PANEL_FEATURES]) -> Self {
+        let scales = scales.as_ptr();
+        // There are no minima to read.
+        Self { quads: from, stride: GROUP_QUADS, scales, minima: scales }
+    }
+}
+
 impl Opened {
     /// Opens the numbers of `num` inputs of a panel, whose blocks begin at `from`; a kernel takes
     /// the weights from the panel.
@@ -73,14 +83,6 @@ impl Opened {
             }
         }
         Groups { quads: from, stride, scales, minima }
-    }
-
-    /// Takes scales of whole rows; a kernel takes the weights from the panel, which is only bytes.
-    #[inline(always)]
-    pub(crate) fn open_whole(&mut self, scales: [f32; PANEL_FEATURES], from: *const u8) -> Groups {
-        self.scales[..PANEL_FEATURES].copy_from_slice(&scales);
-        let (scales, minima) = (self.scales.as_ptr(), self.minima.as_ptr());
-        Groups { quads: from, stride: GROUP_QUADS, scales, minima }
     }
 
     /// Opens the numbers, and the weights, whose layout is `L`.

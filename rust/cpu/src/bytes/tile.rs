@@ -257,8 +257,8 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
         for first in (0..in_features).step_by(step) {
             let num = step.min(in_features - first);
             let from = blocks.wrapping_add(format.panel_bytes(first));
-            let groups = if let Some(scales) = scales {
-                opened.open_whole(scales, from)
+            let groups = if let Some(scales) = &scales {
+                Groups::whole(from, scales)
             } else if is_closed {
                 opened.open_numbers::<I>(format, from, num)
             } else {
@@ -455,20 +455,43 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
     bytes: [*const i8; R],
     totals: *const i32,
 ) -> [[I::Sums; F]; R] {
-    let GroupWeights { groups, feature, input, size, reads_memory } = weights;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
         let mut sums = [[I::start(0); F]; R];
-        let mut few = [[I::no_few(); F]; R];
         for row in 0..R {
             sums[row] = [I::start(*totals.add(row) * -K::zero::<I>()); F];
         }
-        for load in 0..size / 4 {
-            if reads_memory && load.is_multiple_of(GROUP / 4) && input.is_multiple_of(GROUP) {
-                weights.prefetch::<I, F>(input + 4 * load);
+        if const { matches!(K::Layout::INPUTS, Some(inputs) if inputs <= GROUP) } {
+            // Without a loop, so that the compiler sees constants.
+            add_loads::<I, K, R, F>(weights, 0, bytes, &mut sums);
+        } else {
+            for first in (0..weights.size).step_by(GROUP) {
+                add_loads::<I, K, R, F>(weights, first, bytes, &mut sums);
             }
+        }
+        sums
+    }
+}
+
+/// Adds the products of the loads from an input of the group on.
+#[inline(always)]
+unsafe fn add_loads<I: Dots, K: Kind, const R: usize, const F: usize>(
+    weights: GroupWeights,
+    first: usize,
+    bytes: [*const i8; R],
+    sums: &mut [[I::Sums; F]; R],
+) {
+    let GroupWeights { groups, feature, input, reads_memory, .. } = weights;
+    // SAFETY: the promise of `sum_panel`.
+    unsafe {
+        if reads_memory && input.is_multiple_of(GROUP) {
+            weights.prefetch::<I, F>(input + first);
+        }
+        let quads = groups.quads.wrapping_add(4 * feature);
+        let mut few = [[I::no_few(); F]; R];
+        for load in first / 4..first / 4 + K::Layout::LOADS {
             for vector in 0..F {
-                let from = groups.quads.wrapping_add(4 * (feature + PANEL * vector));
+                let from = quads.wrapping_add(4 * PANEL * vector);
                 let at = Place { from, stride: groups.stride, input, load };
                 let weights = K::prepare::<I>(K::Layout::quads::<I>(at));
                 for row in 0..R {
@@ -486,6 +509,5 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
                 }
             }
         }
-        sums
     }
 }
