@@ -36,7 +36,7 @@ def layout_of(rows: list[tuple[int, int]]) -> BatchLayout:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=6),
     chunk=st.sampled_from([4, 8, 20, 400]),
@@ -49,7 +49,7 @@ def test_a_query_sees_the_keys_of_its_chunk(rows: list[tuple[int, int]], chunk: 
     assert found == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     cached=st.lists(st.integers(0, 60), min_size=1, max_size=6),
     chunk=st.sampled_from([4, 12, 400]),

@@ -168,7 +168,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases())
 @example(Case([(170, 1)], group=1, kv_heads=1, has_alibi=True, causal=False))
 def test_answers_equal_the_reference(case: Case) -> None:

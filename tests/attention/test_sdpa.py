@@ -16,7 +16,7 @@ from tests.support.attention_steps import HEADS, Row, Step
 PLAIN = AttentionOptions(scale=0.3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12),
     block_size=st.sampled_from([1, 4, 16]),

@@ -28,7 +28,7 @@ rows_of_a_step = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=rows_of_a_step,
     block_size=st.sampled_from([1, 4, 16]),
@@ -42,7 +42,7 @@ def test_any_mix_of_rows(
     Step(rows, block_size=block_size).compare(BACKEND, options)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=rows_of_a_step, window=st.sampled_from([None, 6]))
 def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
@@ -52,7 +52,7 @@ def test_softcap_and_sinks(rows: list[Row], window: int | None) -> None:
     Step(rows).compare(BACKEND, AttentionOptions(scale=0.3, window=window, sinks=sinks))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=rows_of_a_step, window=st.sampled_from([None, 6]), is_capped=st.booleans())
 def test_alibi(rows: list[Row], window: int | None, is_capped: bool) -> None:
     slopes, sinks = torch.tensor([0.5, 0.1, 0.02, 1.0]), torch.tensor([0.5, -1.0, 2.0, 0.0])

@@ -282,9 +282,7 @@ class Model:
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS)
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=OPS)
 def test_every_row_attends_to_its_own_tokens(
     options: str, ops: list[tuple[str, list[int]]], make_engine: Callable[..., Any]

@@ -213,9 +213,7 @@ def test_an_abort_while_an_adapter_is_read_ends_that_request_alone(
 PATIENCE = 300
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(3, 9), min_size=2, max_size=9), is_chunked=st.booleans())
 def test_an_adapter_gets_its_turn_though_others_are_always_wanted(
     formula: FormulaModel, adapters: list[LoRARequest], lengths: list[int], *, is_chunked: bool

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -25,7 +25,6 @@ def pairs(draw: st.DrawFn, num_sources: int, num_destinations: int) -> NDArray[n
     return np.array([sources, destinations], dtype=np.int64).T.copy().reshape(-1, 2)
 
 
-@settings(deadline=None)
 @given(moved=pairs(9, 9), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_copies_within_pools_read_all_sources_first(
     moved: NDArray[np.int64], dtype: torch.dtype
@@ -38,7 +37,6 @@ def test_copies_within_pools_read_all_sources_first(
         assert torch.equal(ours, theirs)
 
 
-@settings(deadline=None)
 @given(moved=pairs(9, 5))
 def test_copies_to_other_pools(moved: NDArray[np.int64]) -> None:
     sources, found = pools(9, torch.float32), pools(5, torch.float32)

@@ -222,7 +222,6 @@ rows_of_a_batch = st.lists(
 
 @settings(
     max_examples=examples(20, all_of_them=150),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -244,9 +243,7 @@ def test_any_batch(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", COMPILED_SHAPES)
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=rows_of_a_batch, shared_blocks=st.sampled_from([0, 2]), heads_first=st.booleans())
 def test_any_rows(
     gpu: torch.device, *, shape: Shape, rows: list[Row], shared_blocks: int, heads_first: bool

@@ -34,9 +34,7 @@ def numbered(num_blocks: int, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(num_blocks, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from(DTYPES),
     heads=st.sampled_from([1, 3, 8]),

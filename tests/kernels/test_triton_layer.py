@@ -26,9 +26,7 @@ slot_mappings = st.lists(st.integers(-NUM_SLOTS // 3, NUM_SLOTS - 1), max_size=9
     lambda slots: [max(slot, -1) for slot in slots]
 )
 
-quick = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(autouse=True)

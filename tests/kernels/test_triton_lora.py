@@ -66,7 +66,6 @@ CASES = st.builds(
 )
 quick = settings(
     max_examples=examples(12, all_of_them=50),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

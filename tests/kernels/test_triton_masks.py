@@ -15,7 +15,7 @@ from pagedserve.kernels.masks import masked_argmax
 from pagedserve.sampling.on_gpu import unpack_masks
 
 
-@settings(max_examples=examples(20, all_of_them=80), deadline=None)
+@settings(max_examples=examples(20, all_of_them=80))
 @given(
     num_rows=st.sampled_from([1, 2, 5]),
     vocab_size=st.sampled_from([1, 31, 33, 300, 4096, 4097, 9000, 49152]),

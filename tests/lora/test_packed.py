@@ -72,7 +72,7 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CASES)
 def test_rows_get_their_adapters_and_nothing_else_is_written(case: Case) -> None:
     torch.manual_seed(case.num_rows)

@@ -361,7 +361,7 @@ def random_model(seed: int) -> Model:
     return logprobs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     width=st.integers(1, 6),

@@ -13,7 +13,6 @@ from tests.support.examples import examples
 # The fixtures are read-only, so one serves all examples.
 PROPERTY = settings(
     max_examples=examples(100, all_of_them=300),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 REPLACEMENT = "\ufffd"

@@ -23,7 +23,6 @@ from tests.support.serving import end, feed, make_request, record
 # The fixtures are read-only, so one serves all examples.
 PROPERTY = settings(
     max_examples=examples(100, all_of_them=300),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 FEW = st.text("ab", max_size=12)

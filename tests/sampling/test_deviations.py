@@ -41,7 +41,7 @@ def sampled(logits: NDArray[np.float32], rows: list[RowSampling]) -> SampledRows
     return Sampler().sample(logits, rows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     vocab_size=st.sampled_from([1, 2, 3, 300, 1001]),

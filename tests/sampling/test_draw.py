@@ -59,7 +59,7 @@ def drawn_by_torch(
     return tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     rows=st.lists(samplings, min_size=1, max_size=6),
     vocab_size=st.sampled_from(SIZES),
@@ -75,7 +75,7 @@ def test_the_tokens_are_those_of_torch(
     assert found.tolist() == drawn_by_torch(logits, rows, peaks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     share=st.sampled_from([0.0, 0.01, 0.5, 0.99]),
     vocab_size=st.sampled_from(SIZES),

@@ -83,7 +83,7 @@ def check(batch: list[tuple[list[float], LogitsEdits | None]]) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_each_edit_equals_the_naive_one(name: str, data: st.DataObject) -> None:
     edits = st.builds(
@@ -97,7 +97,7 @@ def test_each_edit_equals_the_naive_one(name: str, data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_all_edits_together_equal_the_naive_ones(data: st.DataObject) -> None:
     edits = st.builds(

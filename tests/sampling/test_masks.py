@@ -16,7 +16,7 @@ from tests.support.masks import dead_state, packed, state_of
 GREEDY = RowSampling(temperature=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     vocab_size=st.sampled_from([1, 31, 32, 33, 127, 128, 129, 300, 1000]),
     share=st.sampled_from([0.0, 0.002, 0.5, 1.0]),

@@ -67,7 +67,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits=logits_of_a_row, row=samplings)
 def test_the_support_equals_the_naive_one(logits: list[float], row: RowSampling) -> None:
     expected = naive_distribution(logits, row)
@@ -80,7 +80,7 @@ def test_the_support_equals_the_naive_one(logits: list[float], row: RowSampling)
     assert got >= {token for token, probability in enumerate(expected) if probability > 0.0051}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits=logits_of_a_row, row=samplings)
 def test_a_draw_equals_the_naive_one(logits: list[float], row: RowSampling) -> None:
     token = sample([logits], [row])[0]
@@ -89,7 +89,7 @@ def test_a_draw_equals_the_naive_one(logits: list[float], row: RowSampling) -> N
         assert token == naive_token(logits, row)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     spread=st.sampled_from([0.0, 1e-30, 0.01, 1.0]),
@@ -199,7 +199,7 @@ def test_rows_are_independent_of_their_batch(monkeypatch: pytest.MonkeyPatch) ->
             )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_draws_from_one_row_equal_draws_one_by_one(seed: int) -> None:
     generator = np.random.default_rng(seed)

@@ -29,7 +29,6 @@ from tests.support.examples import examples
 
 # One server for all examples: hypothesis must not begin anew with each.
 quick = settings(
-    deadline=None,
     max_examples=examples(60, all_of_them=2000),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -223,7 +223,7 @@ def written(name: str, arguments: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("name", TEXTS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_arguments_may_hold_any_tag(name: str, data: st.DataObject) -> None:
     text = st.lists(st.sampled_from(HOSTILE), max_size=8).map("".join)
     arguments = {"city": data.draw(text), "more": data.draw(text)}
@@ -242,7 +242,7 @@ def test_arguments_may_hold_any_tag(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_is_read_alike_in_every_split(name: str, data: st.DataObject) -> None:
     tags = st.sampled_from([*HOSTILE, *TEXTS.values(), "<function=weather>", "weather("])
     whole = "".join(data.draw(st.lists(tags, max_size=10)))

@@ -145,7 +145,7 @@ NUM_EXAMPLES = examples(10, all_of_them=1000)
 
 @pytest.mark.parametrize("family", sorted(TOOL_FORMATS.keys() - TAGGED - PYTHON))
 @given(data=st.data(), members=objects)
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=NUM_EXAMPLES)
 def test_json_arguments_stay_as_they_are_written(
     family: str, data: st.DataObject, members: dict[str, str]
 ) -> None:
@@ -154,7 +154,7 @@ def test_json_arguments_stay_as_they_are_written(
 
 @pytest.mark.parametrize(("family", "write"), [("qwen3_coder", qwen_call), ("glm45", glm_call)])
 @given(data=st.data(), members=st.dictionaries(names.map(json.dumps), values, max_size=4))
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=NUM_EXAMPLES)
 def test_untyped_values_become_what_the_schema_says(
     family: str,
     write: Callable[[dict[str, str]], str],
@@ -169,7 +169,7 @@ def test_untyped_values_become_what_the_schema_says(
 
 @pytest.mark.parametrize("write", [repr, partial(json.dumps, ensure_ascii=False)])
 @given(data=st.data(), members=st.dictionaries(plain_names.map(json.dumps), values, max_size=4))
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=NUM_EXAMPLES)
 def test_python_s_values_are_those_of_json(
     write: Callable[[Any], str], data: st.DataObject, members: dict[str, str]
 ) -> None:
@@ -181,7 +181,7 @@ def test_python_s_values_are_those_of_json(
 
 
 @given(data=st.data(), members=objects)
-@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@settings(max_examples=NUM_EXAMPLES)
 def test_arguments_of_held_calls_are_given_as_they_come(
     data: st.DataObject, members: dict[str, str]
 ) -> None:

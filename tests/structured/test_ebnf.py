@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -104,7 +104,6 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
     return f"({ebnf} {between} {other_ebnf})", f"(?:{regex}{between.strip()}{other_regex})"
 
 
-@settings(deadline=None)
 @given(expressions(), st.lists(st.text("abc", max_size=6), min_size=1, max_size=8))
 def test_regular_grammars_accept_what_their_regular_expression_does(
     pair: tuple[str, str], texts: list[str]

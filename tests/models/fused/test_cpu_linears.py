@@ -61,7 +61,7 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CASES)
 def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
     torch.manual_seed(case.num_rows)

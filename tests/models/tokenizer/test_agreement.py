@@ -100,9 +100,7 @@ def test_texts_have_the_ids_of_transformers(pair: Pair, text: str) -> None:
     assert_same(pair, text)
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=MIXED)
 def test_random_texts_have_the_ids_of_transformers(pair: Pair, text: str) -> None:
     assert_same(pair, text)

@@ -25,9 +25,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 MIXED = st.lists(
     st.one_of(TEXT, st.sampled_from(["<s>", "</s>", "<tool>", "<b>", " ", "\n", "\u2581", "1"]))
 ).map("".join)
-SETTINGS = settings(
-    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=KINDS)
