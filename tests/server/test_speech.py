@@ -23,6 +23,7 @@ from pagedserve.engine.defaults import server_defaults
 from pagedserve.inputs.audio import Audio, audio_of_file
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Process, Served
+from tests.support.described import Description
 from tests.support.whisper import Sound, save_whisper, sounds
 
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
@@ -180,7 +181,9 @@ def test_long_audio_is_cut_where_it_is_quiet(hearing: Served, offline: LLM) -> N
     )
     content = file_of((samples, rate))
     assert post(hearing, content, language="de").json()["text"] == expected.strip()
-    streamed = post(hearing, content, language="de", stream="true").text
+    answer = post(hearing, content, language="de", stream="true")
+    Description.of(hearing.http).check_events(answer)
+    streamed = answer.text
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert "".join(event.get("delta", "") for event in events) == expected.strip()
     assert events[-1]["text"] == expected.strip()

@@ -1,8 +1,9 @@
 """Answers of a server beside what its ``/openapi.json`` says of them."""
 
 import copy
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +37,38 @@ class Description:
 
     def check(self, answer: httpx.Response) -> None:
         """A success in JSON has the fields that are described, and no others."""
-        is_json = answer.headers.get("content-type", "") == "application/json"
-        schema = self._schema_of(answer.request) if is_json and answer.is_success else None
-        if schema is not None:
-            answer.read()
-            whole = schema | {"components": self.document["components"]}
-            Draft202012Validator(whole).validate(answer.json())
+        self._check(answer, "application/json", lambda text: [text])
 
-    def _schema_of(self, request: httpx.Request) -> dict[str, Any] | None:
-        """Schema of an answer in JSON; None for routes that are not shown."""
+    def check_events(self, answer: httpx.Response) -> None:
+        """So has the data of each event of a stream."""
+        data = re.compile(r"^data: (\{.*)$", re.MULTILINE)
+        assert self._check(answer, "text/event-stream", data.findall), answer.text
+
+    def check_lines(self, answer: httpx.Response) -> None:
+        """So has each line of a stream."""
+        assert self._check(answer, "application/x-ndjson", str.splitlines), answer.text
+
+    def _check(
+        self, answer: httpx.Response, kind: str, split: Callable[[str], Sequence[str]]
+    ) -> int:
+        """Validate the objects of a success of a content type; return their number."""
+        given = answer.headers.get("content-type", "").partition(";")[0]
+        is_known = given == kind and answer.is_success
+        schema = self._schema_of(answer.request, kind) if is_known else None
+        if schema is None:
+            return 0
+        answer.read()
+        whole = schema | {"components": self.document["components"]}
+        parts = split(answer.text)
+        for part in parts:
+            Draft202012Validator(whole).validate(json.loads(part))
+        return len(parts)
+
+    def _schema_of(self, request: httpx.Request, kind: str) -> dict[str, Any] | None:
+        """Schema of an answer of a content type, or of its parts; None for routes not shown."""
         for method, path, content in self.routes():
             pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))
             if method.upper() == request.method and re.fullmatch(pattern, request.url.path):
-                schema: dict[str, Any] = content["application/json"]["schema"]
+                schema: dict[str, Any] = content[kind]["schema"]
                 return schema
         return None

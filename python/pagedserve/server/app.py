@@ -19,7 +19,9 @@ from pagedserve.errors import PagedServeError
 from pagedserve.server.admin.routes import add_admin, add_state
 from pagedserve.server.batches.routes import add_batches
 from pagedserve.server.batches.service import BatchService
+from pagedserve.server.chat.protocol import ChatCompletionChunk
 from pagedserve.server.chat.routes import add_chat
+from pagedserve.server.completions.protocol import CompletionChunk
 from pagedserve.server.completions.routes import add_completions
 from pagedserve.server.context import Context
 from pagedserve.server.decisions.routes import add_decisions
@@ -27,8 +29,9 @@ from pagedserve.server.http.apis import error_response
 from pagedserve.server.http.body import json_route
 from pagedserve.server.http.errors import ServerError, reported
 from pagedserve.server.http.gate import Gate
-from pagedserve.server.http.routing import add_absent, error_responses
+from pagedserve.server.http.routing import add_absent, error_responses, with_events
 from pagedserve.server.messages import api as messages_api
+from pagedserve.server.messages.protocol import MessageEvent
 from pagedserve.server.messages.routes import add_messages
 from pagedserve.server.models.routes import add_adapters, add_models
 from pagedserve.server.ollama import api as ollama_api
@@ -37,7 +40,9 @@ from pagedserve.server.options import ServerArgs
 from pagedserve.server.pooling.routes import add_pooling
 from pagedserve.server.protocol import ErrorBody
 from pagedserve.server.responses import api as responses_api
+from pagedserve.server.responses.protocol import ResponseEvent
 from pagedserve.server.responses.routes import add_responses
+from pagedserve.server.speech.protocol import TranscriptEvent
 from pagedserve.server.speech.routes import add_speech
 from pagedserve.server.tokens.routes import add_tokens
 
@@ -47,6 +52,15 @@ _ROUTES: Final = (
     *(add_pooling, add_speech, add_tokens, add_models, add_state),
 )
 _FOR_OPERATORS: Final = (add_admin, add_adapters)
+
+# Forms of the events of streams.
+_EVENTS: Final = (
+    CompletionChunk,
+    ChatCompletionChunk,
+    MessageEvent,
+    ResponseEvent,
+    TranscriptEvent,
+)
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.
 ABSENT_PATHS: Final = (
@@ -123,7 +137,7 @@ def _add_schema(app: FastAPI) -> None:
     @cache
     def schema() -> Future[bytes]:
         builder = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-openapi")
-        built = builder.submit(lambda: json.dumps(app.openapi()).encode())
+        built = builder.submit(lambda: json.dumps(with_events(app.openapi(), _EVENTS)).encode())
         builder.shutdown(wait=False)
         return built
 

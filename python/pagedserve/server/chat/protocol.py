@@ -123,6 +123,64 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
+class ArgumentsDelta(BaseModel):
+    """The next part of a call's arguments; the first has the name."""
+
+    name: str | None = None
+    arguments: str
+
+
+class InputDelta(BaseModel):
+    """The next part of a custom call's input; the first has the name."""
+
+    name: str | None = None
+    input: str
+
+
+class ToolCallDelta(BaseModel):
+    """A tool call, or what continues it: only the first delta has the id and the type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: ArgumentsDelta | None = None
+    custom: InputDelta | None = None
+
+
+class ChatDelta(BaseModel):
+    """What is new in a message; the first delta has the role."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What is new in a choice of a chat."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """An event of a streamed ``POST /v1/chat/completions``; that of the usage has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageInfo | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
 class ChatCompletion(BaseModel):
     """Response of ``POST /v1/chat/completions``."""
 

@@ -26,17 +26,34 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
-    """Choice of a completion."""
+class CompletionChunkChoice(BaseModel):
+    """What is new in a choice of a completion."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length", "abort"] | None
     stop_reason: int | str | None
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """Choice of a completion."""
+
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+class CompletionChunk(BaseModel):
+    """An event of a streamed ``POST /v1/completions``; that of the usage has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageInfo | None = None
 
 
 class Completion(BaseModel):

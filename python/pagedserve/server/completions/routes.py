@@ -5,15 +5,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from pagedserve.server.completions.job import completion_job
-from pagedserve.server.completions.protocol import Completion, CompletionBody
+from pagedserve.server.completions.protocol import Completion, CompletionBody, CompletionChunk
 from pagedserve.server.context import Context
 from pagedserve.server.http.routing import JSON, answer_id, job_response, streaming_responses
 
 
 def add_completions(app: FastAPI, context: Context) -> None:
     """Add the route to an application."""
+    responses = streaming_responses(Completion, CompletionChunk)
 
-    @app.post("/v1/completions", responses=streaming_responses(Completion), dependencies=JSON)
+    @app.post("/v1/completions", responses=responses, dependencies=JSON)
     async def completions(body: CompletionBody, request: Request) -> Any:
         """Complete prompts."""
         named = answer_id("cmpl-", request, body.request_id)

@@ -1,5 +1,6 @@
 """What routes share: checks of content types, ids of responses, and responses of jobs."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -15,10 +16,38 @@ from pagedserve.server.job import Job
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
+# Where OpenAPI documents have forms.
+_SCHEMAS: Final = "#/components/schemas/"
 
-def json_responses(answer: type[BaseModel], *media_types: str) -> Responses:
-    """OpenAPI of a route whose responses are JSON of this form, or of further content types."""
-    return {200: {"model": answer, "content": {media_type: {} for media_type in media_types}}}
+
+def json_responses(answer: type[BaseModel]) -> Responses:
+    """OpenAPI of a route whose responses are JSON of this form."""
+    return {200: {"model": answer}}
+
+
+def streaming_responses(
+    answer: type[BaseModel],
+    part: type[BaseModel],
+    media_type: str = "text/event-stream",
+) -> Responses:
+    """OpenAPI of a route whose responses are JSON of a form, or streams.
+
+    Args:
+        answer: The form.
+        part: The form of each event's data, see ``with_events``, or of each line.
+        media_type: Content type of the streams.
+    """
+    schema = {"$ref": f"{_SCHEMAS}{part.__name__}"}
+    return {200: {"model": answer, "content": {media_type: {"schema": schema}}}}
+
+
+def with_events(document: dict[str, Any], events: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """An OpenAPI document with the forms of events, which no route has for its whole response."""
+    schemas = dict(document["components"]["schemas"])
+    for event in events:
+        schema = event.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}", mode="serialization")
+        schemas = schema.pop("$defs", {}) | {event.__name__: schema} | schemas
+    return document | {"components": document["components"] | {"schemas": schemas}}
 
 
 def error_responses(body: type[BaseModel]) -> Responses:
@@ -29,11 +58,6 @@ def error_responses(body: type[BaseModel]) -> Responses:
 # OpenAPI of a route that answers in plain text, and with errors in JSON: its `response_class` is
 # `Response`, which has no content type.
 TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-
-
-def streaming_responses(answer: type[BaseModel]) -> Responses:
-    """OpenAPI of a route whose responses may be streams of events."""
-    return json_responses(answer, "text/event-stream")
 
 
 async def _check_json(request: Request) -> None:

@@ -6,7 +6,7 @@ refused by name.
 
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
@@ -265,19 +265,28 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class Message(BaseModel):
-    """Response of ``POST /v1/messages``."""
+OutputBlock: TypeAlias = Annotated[
+    TextContent | ThinkingContent | ToolUseContent, Field(discriminator="type")
+]
+
+
+class StartedMessage(BaseModel):
+    """A message at the start of its stream."""
 
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[
-        Annotated[TextContent | ThinkingContent | ToolUseContent, Field(discriminator="type")]
-    ]
-    stop_reason: StopReason
+    content: list[OutputBlock]
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+
+
+class Message(StartedMessage):
+    """Response of ``POST /v1/messages``."""
+
+    stop_reason: StopReason
 
 
 class TokenCount(BaseModel):
@@ -295,8 +304,104 @@ class MessagesErrorDetail(BaseModel):
 
 
 class MessagesErrorBody(BaseModel):
-    """Body of every error response of the Messages API."""
+    """Body of every error response of the Messages API, and the event that ends a failed stream."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
     request_id: str
+
+
+class MessageStart(BaseModel):
+    """The first event of a stream."""
+
+    type: Literal["message_start"]
+    message: StartedMessage
+
+
+class Ping(BaseModel):
+    """An event without contents."""
+
+    type: Literal["ping"]
+
+
+class ContentBlockStart(BaseModel):
+    """Start of a content block, which is empty."""
+
+    type: Literal["content_block_start"]
+    index: int
+    content_block: OutputBlock
+
+
+class TextDelta(BaseModel):
+    """The next part of a text."""
+
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(BaseModel):
+    """The next part of reasoning."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputJsonDelta(BaseModel):
+    """The next part of the JSON of a tool call's input."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class ContentBlockDelta(BaseModel):
+    """What is new in the open content block."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[TextDelta | ThinkingDelta | InputJsonDelta, Field(discriminator="type")]
+
+
+class ContentBlockStop(BaseModel):
+    """End of a content block."""
+
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageEnd(BaseModel):
+    """Why a message ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(BaseModel):
+    """End of a message's contents."""
+
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(BaseModel):
+    """The last event of a stream."""
+
+    type: Literal["message_stop"]
+
+
+class MessageEvent(
+    RootModel[
+        Annotated[
+            MessageStart
+            | ContentBlockStart
+            | Ping
+            | ContentBlockDelta
+            | ContentBlockStop
+            | MessageDelta
+            | MessageStop
+            | MessagesErrorBody,
+            Field(discriminator="type"),
+        ]
+    ]
+):
+    """An event of a streamed ``POST /v1/messages``."""

@@ -17,6 +17,7 @@ from pagedserve.server.messages.job import message_job, num_tokens
 from pagedserve.server.messages.protocol import (
     CountTokensBody,
     Message,
+    MessageEvent,
     MessagesBody,
     MessagesErrorBody,
     TokenCount,
@@ -27,8 +28,9 @@ _ERRORS: Final = error_responses(MessagesErrorBody)
 
 def add_messages(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
+    responses = _ERRORS | streaming_responses(Message, MessageEvent)
 
-    @app.post(ROOT, responses=_ERRORS | streaming_responses(Message), dependencies=JSON)
+    @app.post(ROOT, responses=responses, dependencies=JSON)
     async def messages(body: MessagesBody, request: Request) -> Any:
         """Generate the next message of a conversation, in Anthropic's format."""
         named = answer_id("msg_", request, body.request_id)

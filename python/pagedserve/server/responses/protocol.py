@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ReasoningEffort
@@ -237,6 +237,9 @@ class OutputReasoning(BaseModel):
     content: list[OutputReasoningText]
 
 
+OutputItem: TypeAlias = OutputMessage | OutputCall | OutputCustomCall | OutputReasoning
+
+
 class InputTokensDetails(BaseModel):
     """Tokens of the input by where they came from."""
 
@@ -283,7 +286,7 @@ class ResponseObject(BaseModel):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall | OutputCustomCall | OutputReasoning]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, str | None]
@@ -296,6 +299,119 @@ class ResponseObject(BaseModel):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
+
+
+class _Event(BaseModel):
+    sequence_number: int
+
+
+class ResponseChanged(_Event):
+    """The response at its start, and at its end."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: ResponseObject
+
+
+class OutputItemChanged(_Event):
+    """An item at its start, without its text, or at its end."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class _ItemEvent(_Event):
+    item_id: str
+    output_index: int
+
+
+class ContentPartChanged(_ItemEvent):
+    """The content of an item at its start, without its text, or at its end."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
+
+
+class OutputTextDelta(_ItemEvent):
+    """The next part of a message's text."""
+
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[dict[str, Any]]
+
+
+class OutputTextDone(_ItemEvent):
+    """The whole text of a message."""
+
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[dict[str, Any]]
+
+
+class ReasoningTextDelta(_ItemEvent):
+    """The next part of reasoning."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(_ItemEvent):
+    """The whole text of reasoning."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class ResponseCallDelta(_ItemEvent):
+    """The next part of a call's arguments, or of a custom call's input."""
+
+    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CallArgumentsDone(_ItemEvent):
+    """The whole arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"]
+    arguments: str
+
+
+class CallInputDone(_ItemEvent):
+    """The whole input of a custom call."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+class ResponseEvent(
+    RootModel[
+        Annotated[
+            ResponseChanged
+            | OutputItemChanged
+            | ContentPartChanged
+            | OutputTextDelta
+            | OutputTextDone
+            | ReasoningTextDelta
+            | ReasoningTextDone
+            | ResponseCallDelta
+            | CallArgumentsDone
+            | CallInputDone,
+            Field(discriminator="type"),
+        ]
+    ]
+):
+    """An event of a streamed ``POST /v1/responses``."""
 
 
 class InputTokens(BaseModel):

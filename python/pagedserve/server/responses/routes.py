@@ -16,6 +16,7 @@ from pagedserve.server.responses.protocol import (
     DeletedResponse,
     InputTokens,
     ItemList,
+    ResponseEvent,
     ResponseObject,
     ResponsesBody,
 )
@@ -27,8 +28,9 @@ _WHOLE: Final = json_responses(ResponseObject)
 def add_responses(app: FastAPI, context: Context) -> None:
     """Add the routes of the Responses API."""
     _add_stored(app, context)
+    responses = streaming_responses(ResponseObject, ResponseEvent)
 
-    @app.post(ROOT, responses=streaming_responses(ResponseObject), dependencies=JSON)
+    @app.post(ROOT, responses=responses, dependencies=JSON)
     async def create_response(body: ResponsesBody, request: Request) -> Any:
         """Generate a response."""
         return job_response(await responses_job(context, body, request.scope["owner"]), request)

@@ -1,9 +1,9 @@
 """Request and response of the speech routes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from pagedserve.errors import RequestError
 from pagedserve.server.protocol import MAX_INT, EngineBody
@@ -35,6 +35,36 @@ class SpeechUsage(BaseModel):
 
     type: Literal["duration"]
     seconds: float
+
+
+class TranscriptTokens(BaseModel):
+    """Tokens of a streamed transcript."""
+
+    type: Literal["tokens"]
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class TranscriptDelta(BaseModel):
+    """The next part of the text."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(BaseModel):
+    """The whole text."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TranscriptTokens
+
+
+class TranscriptEvent(
+    RootModel[Annotated[TranscriptDelta | TranscriptDone, Field(discriminator="type")]]
+):
+    """An event of streamed speech."""
 
 
 class Transcript(BaseModel):

@@ -5,13 +5,14 @@ from typing import Annotated, Any, Final, TypeAlias
 from fastapi import FastAPI, Form, Request
 
 from pagedserve.server.context import Context
-from pagedserve.server.http.routing import FORM, answer_id, job_response, json_responses
+from pagedserve.server.http.routing import FORM, TEXT, answer_id, job_response, streaming_responses
 from pagedserve.server.speech.job import speech_job
-from pagedserve.server.speech.protocol import SpeechBody, Transcript
+from pagedserve.server.speech.protocol import SpeechBody, Transcript, TranscriptEvent
 
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
-_TRANSCRIPT: Final = json_responses(Transcript, "text/event-stream", "text/plain")
+_TRANSCRIPT: Final = streaming_responses(Transcript, TranscriptEvent)
+_TRANSCRIPT[200]["content"] |= TEXT[200]["content"]
 
 
 def add_speech(app: FastAPI, context: Context) -> None:

@@ -1,0 +1,131 @@
+"""Events and lines of streams beside what ``/openapi.json`` says of them."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from pagedserve.server.chat import job
+from pagedserve.server.options import ServerArgs
+from pagedserve.server.params import chat_params
+from tests.server.conftest import TEMPLATE, Served
+from tests.server.test_completions import PROMPT
+from tests.support.described import Description
+from tests.support.formula import FormulaModel
+
+HELLO: Final = [{"role": "user", "content": "hello"}]
+SCHEMA: Final[dict[str, Any]] = {"type": "object", "properties": {"city": {"type": "string"}}}
+# A function, and a tool whose input is a text.
+FUNCTION: Final = {"name": "weather", "parameters": SCHEMA}
+TOOLS: Final = [
+    {"type": "function", "function": FUNCTION},
+    {"type": "custom", "custom": {"name": "note"}},
+]
+SAID: Final = (
+    "<think>Cold?</think>Let me look."
+    '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    '<tool_call>{"name": "note", "arguments": {"input": "so"}}</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    args = ServerArgs(
+        port=0,
+        uvicorn_log_level="warning",
+        chat_template=TEMPLATE,
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+        enable_prompt_tokens_details=True,
+    )
+    with Served(lambda: FormulaModel().engine(max_model_len=400), args) as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture(scope="module")
+def description(server: Served) -> Description:
+    return Description.of(server.http)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has all chats reason, speak, and call a function and a custom tool."""
+    made = chat_params
+
+    def held(body: Any, *args: Any, **more: Any) -> Any:
+        body.structured_outputs = {"choice": [SAID]}
+        return made(body, *args, **more)
+
+    monkeypatch.setattr(job, "chat_params", held)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "temperature": 1, "stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"return_token_ids": True, "echo": True},
+    ],
+)
+def test_events_of_completions_and_chats(
+    server: Served, description: Description, fields: dict[str, Any]
+) -> None:
+    body = {"stream": True, "max_tokens": 4, "temperature": 0} | fields
+    completion = body | {"prompt": PROMPT, "logprobs": 2}
+    description.check_events(server.http.post("/v1/completions", json=completion))
+    chat = body | {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    description.check_events(server.http.post("/v1/chat/completions", json=chat))
+
+
+@pytest.mark.usefixtures("calls")
+def test_events_of_reasoning_and_calls(server: Served, description: Description) -> None:
+    chat = {"messages": HELLO, "tools": TOOLS, "max_tokens": 300, "stream": True}
+    answer = server.http.post("/v1/chat/completions", json=chat)
+    for name in ("reasoning_content", "custom", "arguments"):
+        assert f'"{name}":' in answer.text
+    description.check_events(answer)
+
+
+def test_events_of_a_named_call(server: Served, description: Description) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    chat = {"messages": HELLO, "tools": TOOLS, "tool_choice": named, "max_tokens": 9}
+    answer = server.http.post("/v1/chat/completions", json=chat | {"stream": True})
+    description.check_events(answer)
+
+
+@pytest.mark.usefixtures("calls")
+def test_events_of_responses(server: Served, description: Description) -> None:
+    tools = [{"type": "function", **FUNCTION}, {"type": "custom", "name": "note"}]
+    body = {"input": "hello", "tools": tools, "max_output_tokens": 300, "stream": True}
+    answer = server.http.post("/v1/responses", json=body)
+    for part in ("reasoning_text", "output_text", "function_call_arguments", "custom_tool_call"):
+        assert f"response.{part}" in answer.text
+    description.check_events(answer)
+    short = server.http.post("/v1/responses", json=body | {"max_output_tokens": 1})
+    assert "response.incomplete" in short.text
+    description.check_events(short)
+    failed = server.http.post("/v1/responses", json=body | {"timeout": 1e-9})
+    description.check_events(failed)
+
+
+@pytest.mark.usefixtures("calls")
+def test_events_of_messages(server: Served, description: Description) -> None:
+    tools = [{"name": "weather", "input_schema": SCHEMA}]
+    body = {"messages": HELLO, "tools": tools, "max_tokens": 300, "stream": True}
+    answer = server.http.post("/v1/messages", json=body)
+    for part in ("thinking_delta", "text_delta", "input_json_delta"):
+        assert f'"{part}"' in answer.text
+    description.check_events(answer)
+
+
+@pytest.mark.usefixtures("calls")
+def test_lines_of_ollamas_routes(server: Served, description: Description) -> None:
+    body = {"model": "formula", "options": {"num_predict": 300}}
+    chat = body | {"messages": HELLO, "tools": TOOLS[:1], "think": True}
+    answer = server.http.post("/api/chat", json=chat)
+    for part in ("thinking", "tool_calls"):
+        assert f'"{part}"' in answer.text
+    description.check_lines(answer)
+    description.check_lines(server.http.post("/api/generate", json=body | {"prompt": "hello"}))
