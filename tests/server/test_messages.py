@@ -15,6 +15,7 @@ from tests.support.formula import FormulaModel
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 GREEDY: Any = {"temperature": 0}
+NO_THOUGHT: Any = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 def client_of(served: Served, **given: Any) -> anthropic.Anthropic:
@@ -77,6 +78,14 @@ SYSTEM: Any = [{"role": "system", "content": "be brief"}]
             {"messages": [*HELLO, {"role": "assistant", "content": "I said"}]},
             {
                 "messages": [*HELLO, {"role": "assistant", "content": "I said"}],
+                "add_generation_prompt": False,
+                "continue_final_message": True,
+            },
+        ),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": [NO_THOUGHT]}]},
+            {
+                "messages": [*HELLO, {"role": "assistant", "content": ""}],
                 "add_generation_prompt": False,
                 "continue_final_message": True,
             },

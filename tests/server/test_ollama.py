@@ -410,6 +410,16 @@ def test_an_error_within_a_stream_is_its_last_line(
     assert server.context.client.is_running
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_of_options_are_finite(server: Served, number: str) -> None:
+    options = f'{{"temperature": {number}}}'
+    body = f'{{"model": "formula", "prompt": "hello", "options": {options}}}'
+    headers = {"Content-Type": "application/json"}
+    answer = server.http.post("/api/generate", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith("it must be a finite number")
+
+
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}])
 def test_a_body_needs_no_type_except_from_a_browser(
     server: Served, headers: dict[str, str]

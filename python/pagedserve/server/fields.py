@@ -105,7 +105,9 @@ Messages: TypeAlias = Annotated[list[dict[str, Any]], AfterValidator(_messages)]
 
 
 class NullsLeftOut(BaseModel):
-    """A body in which null is the same as a missing field."""
+    """A body, or an object in one: null is the same as a missing field, and numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

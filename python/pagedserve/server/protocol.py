@@ -79,7 +79,7 @@ class EngineBody(SizedBody):
         absent: Those of features that are not supported; see ``ABSENT``.
     """
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT

@@ -158,19 +158,19 @@ def _tool_message(block: ToolResultBlock, names: Mapping[str, str]) -> dict[str,
 def _assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     rest: list[Block] = []
     calls: list[dict[str, Any]] = []
-    thinking: list[str] = []
+    thinking = ""
     for block in blocks:
         if isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ThinkingBlock):
-            thinking.append(block.thinking)
+            thinking += block.thinking
         elif not isinstance(block, RedactedThinkingBlock):
             rest.append(block)
     is_empty = not rest and bool(calls or thinking)
     message = {"role": "assistant", "content": None if is_empty else _content_of(rest)}
     if thinking:  # the two names that templates know
-        message["reasoning"] = message["reasoning_content"] = "".join(thinking)
+        message["reasoning"] = message["reasoning_content"] = thinking
     if calls:
         message["tool_calls"] = calls
     return message
