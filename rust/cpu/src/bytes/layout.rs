@@ -37,7 +37,7 @@ pub(crate) trait Layout {
     type Opened: Layout;
     /// Inputs that share a scale; None for all.
     const INPUTS: Option<usize> = <Self::Opened as Layout>::INPUTS;
-    /// Loads of 32 inputs, or of a smaller group.
+    /// Loads of a group, at most those of 32 inputs.
     const LOADS: usize = match Self::INPUTS {
         Some(inputs) if inputs < GROUP => inputs / 4,
         _ => GROUP / 4,

@@ -38,7 +38,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// The one group of whole rows, whose scales are given; a panel of them is only bytes.
+    /// The one group of whole rows, as long as its scales live; a panel of them is only bytes.
     #[inline(always)]
     pub(crate) fn whole(from: *const u8, scales: &[f32; PANEL_FEATURES]) -> Self {
         let scales = scales.as_ptr();

@@ -481,6 +481,7 @@ unsafe fn add_loads<I: Dots, K: Kind, const R: usize, const F: usize>(
     bytes: [*const i8; R],
     sums: &mut [[I::Sums; F]; R],
 ) {
+    const { assert!(K::Layout::LOADS.is_multiple_of(K::Layout::FEW_LOADS)) };
     let GroupWeights { groups, feature, input, reads_memory, .. } = weights;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
