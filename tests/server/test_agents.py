@@ -150,6 +150,15 @@ def test_kimis_calls_have_ids_that_name_their_tool() -> None:
     assert call["id"] == id_of(1)
 
 
+def test_an_id_that_would_be_too_long_to_send_back_has_no_name() -> None:
+    function = {"name": "a" * 250, "parameters": {"type": "object"}}
+    tool = {"type": "function", "function": function}
+    body = body_of(tools=[tool], tool_choice=tool | {"function": {"name": "a" * 250}})
+    reader = AnswerReader(body=body, tools=TOOL_FORMATS["kimi_k2"], reasoning=None)
+    (call,) = reader.fields(0, "{}", is_last=True, is_delta=False)["tool_calls"]
+    assert call["id"].startswith("call_")
+
+
 def test_tools_and_a_format_of_the_text_together(client: openai.OpenAI) -> None:
     """As openai-agents and pydantic-ai send an output type with tools."""
     for seed in range(3):

@@ -10,7 +10,7 @@ from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.chat.protocol import ChatBody
-from pagedserve.server.http.bounds import check_schema
+from pagedserve.server.http.bounds import MAX_ID_CHARS, check_schema
 from pagedserve.server.tools.custom import InputReader
 from pagedserve.server.tools.fields import (
     AllowedToolChoice,
@@ -367,7 +367,9 @@ class AnswerReader:
         if self.tools is not None and self.tools.names_in_ids:
             listed = (message.get("tool_calls") for message in self.body.messages)
             earlier = sum(len(calls) for calls in listed if isinstance(calls, list))
-            return f"functions.{name}:{earlier + reading.num_calls}"
+            named = f"functions.{name}:{earlier + reading.num_calls}"
+            if len(named) <= MAX_ID_CHARS:  # else no client could send it back
+                return named
         length = None if self.tools is None else self.tools.id_length
         unique = uuid.uuid4().hex
         return f"call_{unique[:24]}" if length is None else unique[:length]

@@ -114,7 +114,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         starts=("<|tool_calls_section_begin|>",),
         end="<|tool_calls_section_end|>",
         read=read_by_header(
-            r"<\|tool_call_begin\|>\s*(?=(?P<id>[^\s<]{1,300}))"
+            r"<\|tool_call_begin\|>\s*(?=(?P<id>[^\s<]{1,256}))"
             r"(?:functions\.)?(?P<name>[^\s:<]{1,256})(?::\d+)?\s*<\|tool_call_argument_begin\|>"
         ),
         marks=("<|tool_calls_section_begin|>",),
