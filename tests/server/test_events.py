@@ -1,6 +1,8 @@
 """Events and lines of streams beside what ``/openapi.json`` says of them."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pkgutil import resolve_name
 from typing import Any, Final
 
 import pytest
@@ -88,11 +90,42 @@ def test_events_of_reasoning_and_calls(server: Served, description: Description)
     description.check_events(answer)
 
 
-def test_events_of_a_named_call(server: Served, description: Description) -> None:
-    named = {"type": "function", "function": {"name": "weather"}}
+@pytest.mark.parametrize("tool", TOOLS)
+def test_events_of_a_named_call(
+    server: Served, description: Description, tool: dict[str, Any]
+) -> None:
+    kind = tool["type"]
+    named = {"type": kind, kind: {"name": tool[kind]["name"]}}
     chat = {"messages": HELLO, "tools": TOOLS, "tool_choice": named, "max_tokens": 9}
     answer = server.http.post("/v1/chat/completions", json=chat | {"stream": True})
+    assert f'"{kind}":' in answer.text
     description.check_events(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "streaming", "body"),
+    [
+        ("completions", "job.GenerationJob", {"prompt": "x", "max_tokens": 4}),
+        ("chat/completions", "job.GenerationJob", {"messages": HELLO, "max_tokens": 4}),
+        ("messages", "messages.job.MessageJob", {"messages": HELLO, "max_tokens": 4}),
+        ("responses", "responses.job.ResponsesJob", {"input": "x", "max_output_tokens": 4}),
+    ],
+)
+def test_events_of_a_stream_that_fails(
+    server: Served, monkeypatch: pytest.MonkeyPatch, path: str, streaming: str, body: Any
+) -> None:
+    kind = resolve_name(f"pagedserve.server.{streaming}")
+    stream = kind._stream
+
+    async def fail(job: Any) -> AsyncIterator[bytes]:
+        async with aclosing(stream(job)) as chunks:
+            yield await anext(chunks)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(kind, "_stream", fail)
+    answer = server.http.post(f"/v1/{path}", json=body | {"stream": True})
+    assert "ZeroDivisionError" in answer.text
+    Description.of(server.http).check_events(answer)
 
 
 @pytest.mark.usefixtures("calls")
@@ -103,11 +136,13 @@ def test_events_of_responses(server: Served, description: Description) -> None:
     for part in ("reasoning_text", "output_text", "function_call_arguments", "custom_tool_call"):
         assert f"response.{part}" in answer.text
     description.check_events(answer)
-    short = server.http.post("/v1/responses", json=body | {"max_output_tokens": 1})
-    assert "response.incomplete" in short.text
-    description.check_events(short)
-    failed = server.http.post("/v1/responses", json=body | {"timeout": 1e-9})
-    description.check_events(failed)
+    for more, status in (
+        ({"max_output_tokens": 1}, "incomplete"),
+        ({"timeout": 1e-9}, "cancelled"),
+    ):
+        ended = server.http.post("/v1/responses", json=body | more)
+        assert f'"status": "{status}"' in ended.text
+        description.check_events(ended)
 
 
 @pytest.mark.usefixtures("calls")

@@ -1,6 +1,7 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
 import json
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,8 @@ def test_every_route_describes_its_answers(tmp_path: Path, serve: Serve) -> None
     with serve(enable_admin_routes=True, batch_directory=str(tmp_path)) as served:
         description = Description.of(served.http)
     schemas = description.document["components"]["schemas"]
+    named = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(description.document))
+    assert set(named) <= schemas.keys()
     assert [name for name in schemas if "__" in name] == []  # two classes of one name
     # Generators of clients cannot write these.
     fields = (

@@ -11,6 +11,7 @@ from pagedserve.server.ollama.conversion import chat_of
 from pagedserve.server.ollama.protocol import OllamaChatBody
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import TEMPLATE, Serve, Served
+from tests.support.described import Description
 from tests.support.formula import FormulaModel
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -407,6 +408,8 @@ def test_an_error_within_a_stream_is_its_last_line(
     with pytest.raises(ollama.ResponseError, match="ZeroDivisionError"):
         got.extend(parts)
     assert [(part.message.content, part.done) for part in got] == [("first", False)]
+    answer = server.http.post("/api/chat", json={"model": "formula", "messages": HELLO})
+    Description.of(server.http).check_lines(answer)
     assert server.context.client.is_running
 
 

@@ -36,16 +36,16 @@ class Description:
                 yield method, path, operation["responses"]["200"].get("content", {})
 
     def check(self, answer: httpx.Response) -> None:
-        """A success in JSON has the fields that are described, and no others."""
+        """Check that a success in JSON has the described fields, and no others."""
         self._check(answer, "application/json", lambda text: [text])
 
     def check_events(self, answer: httpx.Response) -> None:
-        """So has the data of each event of a stream."""
+        """Check that the data of each event has the described fields, and no others."""
         data = re.compile(r"^data: (\{.*)$", re.MULTILINE)
         assert self._check(answer, "text/event-stream", data.findall), answer.text
 
     def check_lines(self, answer: httpx.Response) -> None:
-        """So has each line of a stream."""
+        """Check that each line has the described fields, and no others."""
         assert self._check(answer, "application/x-ndjson", str.splitlines), answer.text
 
     def _check(

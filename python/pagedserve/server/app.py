@@ -53,7 +53,7 @@ _ROUTES: Final = (
 )
 _FOR_OPERATORS: Final = (add_admin, add_adapters)
 
-# Forms of the events of streams.
+# Models of the events of streams.
 _EVENTS: Final = (
     CompletionChunk,
     ChatCompletionChunk,

@@ -138,7 +138,7 @@ class InputDelta(BaseModel):
 
 
 class ToolCallDelta(BaseModel):
-    """A tool call, or what continues it: only the first delta has the id and the type."""
+    """Delta of a tool call; only the first has the id and the type."""
 
     index: int
     id: str | None = None
@@ -148,7 +148,7 @@ class ToolCallDelta(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What is new in a message; the first delta has the role."""
+    """Delta of a message; the first has the role."""
 
     role: str | None = None
     content: str | None = None
@@ -158,7 +158,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What is new in a choice of a chat."""
+    """Delta of a choice of a chat."""
 
     index: int
     delta: ChatDelta
@@ -169,7 +169,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """An event of a streamed ``POST /v1/chat/completions``; that of the usage has no choices."""
+    """Event of a streamed ``POST /v1/chat/completions``; the one with the usage has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -177,7 +177,6 @@ class ChatCompletionChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageInfo | None = None
-    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
 

@@ -27,7 +27,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChunkChoice(BaseModel):
-    """What is new in a choice of a completion."""
+    """Delta of a choice of a completion."""
 
     index: int
     text: str
@@ -46,7 +46,7 @@ class CompletionChoice(CompletionChunkChoice):
 
 
 class CompletionChunk(BaseModel):
-    """An event of a streamed ``POST /v1/completions``; that of the usage has no choices."""
+    """Event of a streamed ``POST /v1/completions``; the one with the usage has no choices."""
 
     id: str
     object: Literal["text_completion"]

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from pagedserve.engine.stats import request_time
@@ -16,8 +17,12 @@ from pagedserve.server.job import Job
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
-# Where OpenAPI documents have forms.
+# Prefix of references to schemas in an OpenAPI document.
 _SCHEMAS: Final = "#/components/schemas/"
+
+# OpenAPI of a route that answers in plain text, and with errors in JSON: its `response_class` is
+# `Response`, which has no content type.
+TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 def json_responses(answer: type[BaseModel]) -> Responses:
@@ -27,37 +32,35 @@ def json_responses(answer: type[BaseModel]) -> Responses:
 
 def streaming_responses(
     answer: type[BaseModel],
-    part: type[BaseModel],
+    *parts: type[BaseModel],
     media_type: str = "text/event-stream",
+    may_be_text: bool = False,
 ) -> Responses:
     """OpenAPI of a route whose responses are JSON of a form, or streams.
 
     Args:
         answer: The form.
-        part: The form of each event's data, see ``with_events``, or of each line.
+        parts: What each event's data may be, see ``with_events``, or each line.
         media_type: Content type of the streams.
+        may_be_text: Whether responses may also be plain text.
     """
-    schema = {"$ref": f"{_SCHEMAS}{part.__name__}"}
-    return {200: {"model": answer, "content": {media_type: {"schema": schema}}}}
+    schema = {"anyOf": [{"$ref": f"{_SCHEMAS}{part.__name__}"} for part in parts]}
+    text = TEXT[200]["content"] if may_be_text else {}
+    return {200: {"model": answer, "content": {media_type: {"schema": schema}, **text}}}
 
 
 def with_events(document: dict[str, Any], events: Iterable[type[BaseModel]]) -> dict[str, Any]:
-    """An OpenAPI document with the forms of events, which no route has for its whole response."""
-    schemas = dict(document["components"]["schemas"])
-    for event in events:
-        schema = event.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}", mode="serialization")
-        schemas = schema.pop("$defs", {}) | {event.__name__: schema} | schemas
+    """Return an OpenAPI document with the schemas of events in its components."""
+    _, found = models_json_schema(
+        [(event, "serialization") for event in events], ref_template=f"{_SCHEMAS}{{model}}"
+    )
+    schemas = found["$defs"] | document["components"]["schemas"]
     return document | {"components": document["components"] | {"schemas": schemas}}
 
 
 def error_responses(body: type[BaseModel]) -> Responses:
     """OpenAPI of the errors of an API, which have this form."""
     return {"4XX": {"model": body}, "5XX": {"model": body}}
-
-
-# OpenAPI of a route that answers in plain text, and with errors in JSON: its `response_class` is
-# `Response`, which has no content type.
-TEXT: Final[Responses] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 async def _check_json(request: Request) -> None:

@@ -319,13 +319,13 @@ class MessageStart(BaseModel):
 
 
 class Ping(BaseModel):
-    """An event without contents."""
+    """Event without contents."""
 
     type: Literal["ping"]
 
 
 class ContentBlockStart(BaseModel):
-    """Start of a content block, which is empty."""
+    """Start of a content block, without its text."""
 
     type: Literal["content_block_start"]
     index: int
@@ -354,7 +354,7 @@ class InputJsonDelta(BaseModel):
 
 
 class ContentBlockDelta(BaseModel):
-    """What is new in the open content block."""
+    """Delta of the open content block."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -369,7 +369,7 @@ class ContentBlockStop(BaseModel):
 
 
 class MessageEnd(BaseModel):
-    """Why a message ended."""
+    """Stop reason of a message."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -404,4 +404,4 @@ class MessageEvent(
         ]
     ]
 ):
-    """An event of a streamed ``POST /v1/messages``."""
+    """Event of a streamed ``POST /v1/messages``."""

@@ -42,7 +42,7 @@ _ABSENT: Final = (
 
 def add_ollama(app: FastAPI, context: Context) -> None:
     """Add the routes to an application."""
-    chat = streaming_responses(OllamaChat, OllamaChat, _LINES)
+    chat = streaming_responses(OllamaChat, OllamaChat, OllamaErrorBody, media_type=_LINES)
 
     @app.post(f"{ROOT}/chat", responses=_ERRORS | chat, dependencies=JSON)
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Any:
@@ -53,7 +53,7 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         named = answer_id("chat-", request, body.request_id)
         return job_response(await chat_job(context, body, named), request)
 
-    text = streaming_responses(OllamaText, OllamaText, _LINES)
+    text = streaming_responses(OllamaText, OllamaText, OllamaErrorBody, media_type=_LINES)
 
     @app.post(f"{ROOT}/generate", responses=_ERRORS | text, dependencies=JSON)
     async def ollama_generate(body: GenerateBody, request: Request) -> Any:

@@ -237,7 +237,9 @@ class OutputReasoning(BaseModel):
     content: list[OutputReasoningText]
 
 
-OutputItem: TypeAlias = OutputMessage | OutputCall | OutputCustomCall | OutputReasoning
+OutputItem: TypeAlias = Annotated[
+    OutputMessage | OutputCall | OutputCustomCall | OutputReasoning, Field(discriminator="type")
+]
 
 
 class InputTokensDetails(BaseModel):
@@ -306,7 +308,7 @@ class _Event(BaseModel):
 
 
 class ResponseChanged(_Event):
-    """The response at its start, and at its end."""
+    """The response at the start of its stream, or at the end."""
 
     type: Literal[
         "response.created",
@@ -373,7 +375,7 @@ class ReasoningTextDone(_ItemEvent):
     text: str
 
 
-class ResponseCallDelta(_ItemEvent):
+class CallDelta(_ItemEvent):
     """The next part of a call's arguments, or of a custom call's input."""
 
     type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
@@ -404,14 +406,14 @@ class ResponseEvent(
             | OutputTextDone
             | ReasoningTextDelta
             | ReasoningTextDone
-            | ResponseCallDelta
+            | CallDelta
             | CallArgumentsDone
             | CallInputDone,
             Field(discriminator="type"),
         ]
     ]
 ):
-    """An event of a streamed ``POST /v1/responses``."""
+    """Event of a streamed ``POST /v1/responses``."""
 
 
 class InputTokens(BaseModel):

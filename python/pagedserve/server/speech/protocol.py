@@ -64,7 +64,7 @@ class TranscriptDone(BaseModel):
 class TranscriptEvent(
     RootModel[Annotated[TranscriptDelta | TranscriptDone, Field(discriminator="type")]]
 ):
-    """An event of streamed speech."""
+    """Event of a streamed transcript."""
 
 
 class Transcript(BaseModel):

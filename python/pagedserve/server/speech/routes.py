@@ -5,14 +5,14 @@ from typing import Annotated, Any, Final, TypeAlias
 from fastapi import FastAPI, Form, Request
 
 from pagedserve.server.context import Context
-from pagedserve.server.http.routing import FORM, TEXT, answer_id, job_response, streaming_responses
+from pagedserve.server.http.routing import FORM, answer_id, job_response, streaming_responses
+from pagedserve.server.protocol import ErrorBody
 from pagedserve.server.speech.job import speech_job
 from pagedserve.server.speech.protocol import SpeechBody, Transcript, TranscriptEvent
 
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
-_TRANSCRIPT: Final = streaming_responses(Transcript, TranscriptEvent)
-_TRANSCRIPT[200]["content"] |= TEXT[200]["content"]
+_TRANSCRIPT: Final = streaming_responses(Transcript, TranscriptEvent, ErrorBody, may_be_text=True)
 
 
 def add_speech(app: FastAPI, context: Context) -> None:
