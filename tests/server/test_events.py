@@ -53,11 +53,10 @@ def description(server: Served) -> Description:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has all chats reason, speak, and call a function and a custom tool."""
-    made = chat_params
 
     def held(body: Any, *args: Any, **more: Any) -> Any:
         body.structured_outputs = {"choice": [SAID]}
-        return made(body, *args, **more)
+        return chat_params(body, *args, **more)
 
     monkeypatch.setattr(job, "chat_params", held)
 

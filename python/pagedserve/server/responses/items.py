@@ -8,10 +8,10 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
+from pagedserve.server.http.bounds import MAX_ID_CHARS
 
-# Parts of a message, characters of ids and of names: as in a chat's messages and tools.
+# Parts of a message: as in a chat's messages.
 _MAX_PARTS: Final = 1024
-_MAX_ID_CHARS: Final = 256
 
 
 class _Item(NullsLeftOut):
@@ -79,7 +79,7 @@ def _form_of_content(given: Any) -> str:
 Content: TypeAlias = Annotated[
     Annotated[str, Tag("text")] | Annotated[Parts, Tag("parts")], Discriminator(_form_of_content)
 ]
-_Id: TypeAlias = Annotated[str, Field(max_length=_MAX_ID_CHARS)]
+_Id: TypeAlias = Annotated[str, Field(max_length=MAX_ID_CHARS)]
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
