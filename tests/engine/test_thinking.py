@@ -4,6 +4,7 @@ The oracle is an engine without budgets: its tokens up to the budget, the tag, a
 after both.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -165,6 +166,38 @@ def test_a_grammar_holds_what_follows_the_models_own_tag(formula: FormulaModel) 
     begun = formula.greedy(prompt, 6)
     answer = run(formula, engine, prompt + begun, greedy(30, **held))
     assert run(formula, engine, prompt, greedy(30, 20, **held)) == begun + answer
+
+
+@pytest.mark.parametrize("options", [{}, ASYNC])
+def test_a_grammar_needs_no_budget_to_hold_what_follows_reasoning(
+    formula: FormulaModel, options: dict[str, Any]
+) -> None:
+    prompt, end = written(formula, 5, 1)
+    engine = formula.engine(**tags("<t>", end), **options)
+    held = greedy(30, structured_outputs={"regex": "[a-e]{5}x"})
+    begun = formula.greedy(prompt, 6)
+    answer = run(formula, engine, prompt + begun, held)
+    assert text_of(answer[:-1]).endswith("x")
+    assert run(formula, engine, prompt, held) == begun + answer
+    # Only an option says that there is reasoning; a template's tags are for budgets.
+    whole = text_of(run(formula, formula.engine(**options), prompt, held)[:-1])
+    assert re.fullmatch("[a-e]{5}x", whole)
+
+
+def test_a_model_may_begin_to_reason_before_a_grammar(formula: FormulaModel) -> None:
+    plain = ids("Why?")
+    (first,) = formula.greedy(plain, 1)
+    start, (second,) = text_of([first]), formula.greedy([*plain, first], 1)
+    engine = formula.engine(**tags(start, text_of([second])))
+    held = greedy(30, structured_outputs={"regex": "[a-e]{5}x"})
+    answer = run(formula, engine, [*plain, first, second], held)
+    assert run(formula, engine, plain, held) == [first, second, *answer]
+    # Nor does a grammar end where it describes the reasoning itself.
+    known = greedy(30, structured_outputs={"regex": f"{re.escape(start)}[a-e]{{5}}x"})
+    whole = text_of(run(formula, engine, plain, known)[:-1])
+    assert re.fullmatch(f"{re.escape(start)}[a-e]{{5}}x", whole)
+    # Reasoning that the prompt has closed does not begin again.
+    assert re.fullmatch("[a-e]{5}x", text_of(answer[:-1]))
 
 
 def test_a_budget_without_known_tags_is_refused(formula: FormulaModel) -> None:

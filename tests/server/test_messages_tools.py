@@ -17,7 +17,10 @@ from tests.server.conftest import Served
 from tests.server.test_messages import client_of
 
 # Everything that a message has reaches the prompt, and so the count of its tokens.
-TEMPLATE: Final = "{{ tools | tojson }}{{ messages | tojson }}{{ enable_thinking }}|"
+TEMPLATE: Final = (
+    "{{ tools | tojson }}{{ messages | tojson }}{{ enable_thinking }}|"
+    "{% if messages[0].content == 'Reason.' %}<think>\n{% endif %}"
+)
 WEATHER: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [3]}},
@@ -193,10 +196,6 @@ def test_a_budget_closes_the_thinking(scripted: Script) -> None:
     assert thinking.thinking == f"{'x' * 40}y"
     ample = scripted.create(text, thinking=budget | {"budget_tokens": 50})
     assert without_ids(ample) == without_ids(plain)
-    with pytest.raises(
-        anthropic.BadRequestError, match=r"thinking\.budget_tokens is 10, and tool_choice requires"
-    ):
-        scripted.create(text, thinking=budget, tool_choice={"type": "any"})
 
 
 def test_a_call_that_is_cut_off_is_returned_as_far_as_it_came(scripted: Script) -> None:
@@ -249,6 +248,31 @@ def test_required_calls(
     assert message.stop_reason == "tool_use"
     found = [(block.type, block.name, block.input) for block in message.content]
     assert found == [("tool_use", "weather", ROME)] * num_calls
+
+
+@pytest.mark.parametrize(
+    "thinking", [{"type": "enabled", "budget_tokens": 90}, {"type": "adaptive"}]
+)
+def test_what_a_grammar_holds_follows_the_reasoning(
+    scripted: Script, thinking: dict[str, Any]
+) -> None:
+    """As the prompt opens it; without the grammar the model would write nothing but reasoning."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    text_format = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    cases: list[tuple[dict[str, Any], str, list[str]]] = [
+        ({"tool_choice": {"type": "any"}}, REQUIRED, ["tool_use"] * 2),
+        ({"tool_choice": {"type": "tool", "name": "weather"}}, NAMED, ["tool_use"]),
+        (text_format | {"tool_choice": {"type": "none"}}, '{"city": "Rome"}', ["text"]),
+    ]
+    for given, answer, kinds in cases:
+        given |= {"system": "Reason.", "thinking": thinking}
+        message = scripted.create(f"Is it cold?\n</think>{answer}", **given)
+        assert [block.type for block in message.content] == ["thinking", *kinds]
+        assert message.content[0].thinking == "Is it cold?"
+        last = message.content[-1]
+        assert last.input == ROME if kinds[0] == "tool_use" else last.text == answer
+        unfinished = scripted.create("Is it cold?", **given, max_tokens=5)
+        assert [block.type for block in unfinished.content] == ["thinking"]
 
 
 def test_a_required_call_keeps_to_its_schema(scripted: Script) -> None:

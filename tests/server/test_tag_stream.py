@@ -155,7 +155,8 @@ def test_thoughts_that_do_not_end_are_all_there_is() -> None:
     assert in_every_split("no thoughts </think>", None, "qwen3") == Parts(
         "", "no thoughts </think>"
     )
-    assert in_every_split("thoughts </think> end", None, "deepseek_r1") == Parts("thoughts", "end")
+    begun = in_every_split("thoughts </think> end", None, "deepseek_r1", is_reasoning=True)
+    assert begun == Parts("thoughts", "end")
 
 
 def test_calls_come_after_thoughts() -> None:

@@ -1,7 +1,7 @@
 """Reasoning formats of model families, one table row each, by the names of vLLM's parsers.
 
-The server separates the reasoning of a response by its format, and the engine closes it by the end
-tag at a ``thinking_token_budget``.
+The server separates the reasoning of a response by its format.  The engine closes it by the end tag
+at a ``thinking_token_budget``, and holds by a grammar only what follows it.
 """
 
 from dataclasses import dataclass
@@ -46,6 +46,23 @@ class ReasoningFormat:
             )
         start, end = (checks.text(f"{name}.{key}", given[key]) for key in _KEYS)
         return cls(start=start, end=end)
+
+    def is_open_after(self, prompt: str, *, may_begin: bool = True) -> bool | None:
+        """Whether the text after a prompt starts within reasoning; None if it may start it.
+
+        Args:
+            prompt: Text of the prompt, or its last characters.
+            may_begin: Whether reasoning may start without the start tag, if texts of the format do.
+        """
+        tail = prompt.rstrip()
+        if tail.endswith(self.end):
+            return False
+        return True if tail.endswith(self.start) or (may_begin and self.begins) else None
+
+    def is_open_in(self, text: str) -> bool:
+        """Whether reasoning starts in a text and does not end there."""
+        _, start, rest = text.rpartition(self.start)
+        return bool(start) and self.end not in rest
 
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {

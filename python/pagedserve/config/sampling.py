@@ -53,8 +53,9 @@ class SamplingArgs:
     reasoning_config: ReasoningFormat | None = option(
         None,
         checks.optional(ReasoningFormat.of),
-        'Tags around the model\'s reasoning, for thinking_token_budget, as {"reasoning_start_str": '
-        '"[THINK]", "reasoning_end_str": "[/THINK]"}; JSON on the command line.',
+        "Tags around the model's reasoning, for thinking_token_budget and for structured_outputs, "
+        'which then hold only the text after it, as {"reasoning_start_str": "[THINK]", '
+        '"reasoning_end_str": "[/THINK]"}; JSON on the command line.',
         concern="sampling",
         unset="those of a server's --reasoning-parser, else of the chat template",
         parse=parse_mapping,

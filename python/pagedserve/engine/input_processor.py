@@ -19,7 +19,7 @@ from pagedserve.engine.processors import ProcessorFactory, with_processors
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import RowSampler
 from pagedserve.engine.stats import request_time
-from pagedserve.engine.thinking import ThinkingBudget, ThinkingTags
+from pagedserve.engine.thinking import Thinking, ThinkingTags
 from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
@@ -39,6 +39,7 @@ from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling.bad_words import BadWords
+from pagedserve.sampling.grammar import GrammarStates
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.tokenizer import Tokenizer
 
@@ -212,7 +213,7 @@ class InputProcessor:
                 banned_at_first=rule.banned_at_first,
                 rules=rules,
                 grammar=grammar,
-                thinking=self._thinking(params.thinking_token_budget, token_ids),
+                thinking=self._thinking(params, token_ids, grammar),
                 num_candidates=max(search.num_candidates, params.logprobs or 0) if search else 0,
                 # The first number separates the two kinds of keys.
                 key=(1, self.args.seed, number) if params.seed is None else (0, params.seed),
@@ -326,18 +327,27 @@ class InputProcessor:
         fills = len(token_ids) == self.max_model_len
         return fills and params.max_tokens == 1 and params.prompt_logprobs is not None
 
-    def _thinking(self, budget: int | None, token_ids: list[int]) -> ThinkingBudget | None:
-        """The reasoning of a request after its prompt; None without a budget.
+    def _thinking(
+        self, params: SamplingParams, token_ids: list[int], grammar: GrammarStates | None
+    ) -> Thinking | None:
+        """The reasoning of a request after its prompt.
+
+        None without a budget, unless a grammar follows reasoning whose tags an option gives.
 
         Raises:
             RequestError: A budget, and the tags of the model are unknown.
         """
-        if budget is None:
+        budget, known = params.thinking_token_budget, self.args.reasoning_config
+        if budget is None and (known is None or grammar is None or params.use_beam_search):
             return None
         if self._tags is None:
-            self._tags = ThinkingTags.of(self.args.reasoning_config, self.tokenizer)
-        return ThinkingBudget(
-            self._tags, budget, prompt_token_ids=token_ids, num_drafts=self.args.num_drafts
+            self._tags = ThinkingTags.of(known, self.tokenizer)
+        return Thinking(
+            self._tags,
+            budget,
+            prompt_token_ids=token_ids,
+            num_drafts=self.args.num_drafts,
+            grammar=grammar,
         )
 
     def _predicted(self, text: str | None) -> list[int]:

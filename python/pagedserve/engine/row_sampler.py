@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from pagedserve.engine.thinking import ThinkingBudget
+from pagedserve.engine.thinking import Thinking
 from pagedserve.inputs.speech import TokenRules
 from pagedserve.sampling.bad_words import BadWords
-from pagedserve.sampling.grammar import GrammarStates
+from pagedserve.sampling.grammar import GrammarState, GrammarStates
 from pagedserve.sampling.rows import LogitsEdits, RowSampling
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS
@@ -89,7 +89,7 @@ class RowSampler:
         pair_start: int | None = None,
         rules: TokenRules | None = None,
         grammar: GrammarStates | None = None,
-        thinking: ThinkingBudget | None = None,
+        thinking: Thinking | None = None,
         choice: int = 0,
     ) -> None:
         """Prepare the rows of a request.
@@ -104,7 +104,7 @@ class RowSampler:
             pair_start: Start of the second text in its prompt.
             rules: Token rules of the model; None if it has none.
             grammar: Grammar states of its sequences; None without structured outputs.
-            thinking: Reasoning of its sequences; None without a thinking budget.
+            thinking: Reasoning of its sequences; None without a budget and a grammar after it.
             choice: Index of its first sequence for the random numbers.
         """
         self.grammar = grammar
@@ -169,7 +169,7 @@ class RowSampler:
                 uniforms=uniforms,
                 second_uniform=second,
                 edits=edits,
-                grammar=grammar.at(self._held(token_ids, index)),
+                grammar=self._grammar_state(grammar, token_ids, index),
             )
         if edits is None and not self._uniforms:
             return self._plain
@@ -197,6 +197,15 @@ class RowSampler:
             end = self._thinking.extent([*token_ids, *drafts], index).end
             return drafts if end is None else drafts[: end - len(token_ids)]
         return drafts[: self.grammar.num_possible(self._held(token_ids, index), drafts)]
+
+    def _grammar_state(
+        self, grammar: GrammarStates, token_ids: Sequence[int], index: int
+    ) -> GrammarState:
+        """State of the grammar for the next token, which may start reasoning."""
+        opening = None if self._thinking is None or len(token_ids) else self._thinking.opening
+        if opening is not None:
+            return grammar.opened_by(opening)
+        return grammar.at(self._held(token_ids, index))
 
     def _held(self, token_ids: Sequence[int], index: int) -> Sequence[int]:
         """Tokens that the grammar holds, of tokens that do not end within reasoning."""

@@ -1,4 +1,4 @@
-"""Thinking budget: reasoning that reaches its budget of tokens is closed by the model's end tag.
+"""Reasoning: closed by the model's end tag at its budget of tokens, and held by no grammar.
 
 Where the reasoning of a sequence starts and ends is a function of its new tokens, as is the token
 that a budget forces.  So recomputed, swapped, forked and resumed sequences need nothing else, and
@@ -8,15 +8,17 @@ The tags are found as the server finds them (`pagedserve.server.tools.tag_stream
 start of a text only, and once.  A model may encode a tag in other tokens than the tokenizer.
 
 Costs: a lookup per token; some microseconds for a token that may complete a tag.  Nothing for
-requests without a budget.
+requests with neither a budget nor a grammar.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Self
 
 from pagedserve.config.reasoning import ReasoningFormat, reasoning_format_of
 from pagedserve.errors import RequestError
 from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.sampling.grammar import GrammarStates
 from pagedserve.tokenizer import Tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
@@ -28,16 +30,24 @@ class ThinkingTags:
     """Start and end tag of a model's reasoning, in text and tokens; shared by all requests.
 
     Attributes:
+        start_token_id: Token of the start tag; None if it has several.
         end_token_ids: Tokens of the end tag, at least one.
         num_tail: Maximum tokens of an end tag, however a model encodes it.
     """
 
-    __slots__ = ("_completes", "_detokenizer", "_format", "end_token_ids", "num_tail")
+    __slots__ = (
+        "_completes",
+        "_detokenizer",
+        "_format",
+        "end_token_ids",
+        "num_tail",
+        "start_token_id",
+    )
 
     def __init__(
         self, known: ReasoningFormat, encode: Callable[[str], list[int]], detokenizer: Detokenizer
     ) -> None:
-        """Encode the end tag.
+        """Encode the tags.
 
         Args:
             known: The tags.
@@ -45,6 +55,8 @@ class ThinkingTags:
             detokenizer: Detokenizer that keeps special tokens.
         """
         self._format, self._detokenizer = known, detokenizer
+        start = encode(known.start)
+        self.start_token_id = start[0] if len(start) == 1 else None
         self.end_token_ids = tuple(encode(known.end))
         # A token of a text has at least one byte.
         self.num_tail = max(len(known.end.encode()), len(self.end_token_ids))
@@ -72,12 +84,11 @@ class ThinkingTags:
 
         return cls(known, encode, Detokenizer(tokenizer, skip_special_tokens=False))
 
-    def is_open_after(self, prompt_token_ids: Sequence[int]) -> bool:
-        """Whether the text after a prompt starts within reasoning."""
-        start, end = self._format.start, self._format.end
-        num_tail = max(len(start.encode()), self.num_tail) + _NUM_SPACES
-        tail = self._detokenizer.decode(prompt_token_ids[-num_tail:]).rstrip()
-        return tail.endswith(start) or (self._format.begins and not tail.endswith(end))
+    def is_open_after(self, prompt_token_ids: Sequence[int], *, may_begin: bool) -> bool | None:
+        """See `pagedserve.config.reasoning.ReasoningFormat.is_open_after`."""
+        num_tail = max(len(self._format.start.encode()), self.num_tail) + _NUM_SPACES
+        tail = self._detokenizer.decode(prompt_token_ids[-num_tail:])
+        return self._format.is_open_after(tail, may_begin=may_begin)
 
     def starts(self, token_ids: Sequence[int]) -> bool | None:
         """Whether a text starts with the start tag; None if that is not known yet."""
@@ -117,24 +128,43 @@ class Extent(NamedTuple):
         return self.start is not None and self.end is None
 
 
-class ThinkingBudget:
-    """The reasoning of a request's sequences, and its budget."""
+class Thinking:
+    """The reasoning of a request's sequences, and its budget.
 
-    __slots__ = ("_budget", "_first", "_known", "_num_drafts", "_tags")
+    Attributes:
+        opening: Token with which a text may start reasoning though the grammar does not admit it;
+            None if the prompt opens or closes it, or if the start tag has several tokens.
+    """
+
+    __slots__ = ("_budget", "_first", "_known", "_num_drafts", "_tags", "opening")
 
     def __init__(
-        self, tags: ThinkingTags, budget: int, *, prompt_token_ids: Sequence[int], num_drafts: int
+        self,
+        tags: ThinkingTags,
+        budget: int | None,
+        *,
+        prompt_token_ids: Sequence[int],
+        num_drafts: int,
+        grammar: GrammarStates | None,
     ) -> None:
         """Start before the first new token.
 
         Args:
             tags: Tags of the model.
-            budget: Maximum tokens of the reasoning, without its tags.
+            budget: Maximum tokens of the reasoning, without its tags; None if only its end counts.
+                The prompt or ``opening`` starts it then: a grammar that admits the tag may describe
+                all of the text.
             prompt_token_ids: Prompt, which may end with the start tag.
             num_drafts: Maximum draft tokens per step.
+            grammar: Grammar of what follows the reasoning; None if any text may.
         """
-        self._tags, self._budget, self._num_drafts = tags, budget, num_drafts
-        self._first = Extent(0 if tags.is_open_after(prompt_token_ids) else None)
+        self._tags, self._num_drafts = tags, num_drafts
+        self._budget = math.inf if budget is None else budget
+        is_open = tags.is_open_after(prompt_token_ids, may_begin=budget is not None)
+        self._first = Extent(0 if is_open else None)
+        opening = tags.start_token_id if is_open is None else None
+        is_admitted = grammar is None or opening is None or grammar.at(()).admits(opening)
+        self.opening = None if is_admitted else opening
         # For each sequence, a number of tokens that are no drafts, and the extent after them.
         self._known: dict[int, tuple[int, Extent]] = {}
 
@@ -153,12 +183,18 @@ class ThinkingBudget:
         if extent.end is not None:
             return extent
         if extent.start is None:
-            starts = self._tags.starts(token_ids[:num_tokens])
+            starts = self._starts(token_ids[:num_tokens])
             if starts is None:
                 return extent
             return Extent(num_tokens) if starts else Extent(None, 0)
         tail = token_ids[max(extent.start, num_tokens - self._tags.num_tail) : num_tokens]
         return Extent(extent.start, num_tokens) if self._tags.end_in(tail) else extent
+
+    def _starts(self, token_ids: Sequence[int]) -> bool | None:
+        """Whether a text starts with reasoning; None if that is not known yet."""
+        if self._budget == math.inf:
+            return token_ids[0] == self.opening
+        return self._tags.starts(token_ids)
 
     def closing(self, token_ids: Sequence[int], extent: Extent) -> tuple[int, ...]:
         """Tokens that must follow ``token_ids``: the rest of the end tag at the budget, or none.

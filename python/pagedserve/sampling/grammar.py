@@ -36,12 +36,29 @@ class GrammarState:
 
     Attributes:
         fault: Reason why the text cannot continue, if `compute_masks` found that it cannot.
+        num_words: Integers of a mask.
+        opening: Token that is allowed although the grammar has no such text; None if none is.
     """
 
-    __slots__ = ("_admitted", "_eos_token_ids", "_forced", "_matcher", "fault", "num_words")
+    __slots__ = (
+        "_admitted",
+        "_eos_token_ids",
+        "_forced",
+        "_matcher",
+        "fault",
+        "num_words",
+        "opening",
+    )
 
-    def __init__(self, matcher: "LLMatcher", eos_token_ids: Sequence[int], num_words: int) -> None:
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        eos_token_ids: Sequence[int],
+        num_words: int,
+        opening: int | None = None,
+    ) -> None:
         self._matcher = matcher
+        self.opening = opening
         # The matcher has already consumed this token, which is mostly the one that is sampled.
         self._admitted: int | None = None
         # Tokens of the text that must follow an earlier state, and the index of the next one.
@@ -52,6 +69,8 @@ class GrammarState:
 
     def admits(self, token_id: int) -> bool:
         """Whether a token is allowed next."""
+        if token_id == self.opening:
+            return True
         if token_id in self._eos_token_ids:
             return bool(self.matcher.is_accepting())
         if self.matcher.try_consume_tokens([token_id]) == 0:
@@ -67,9 +86,10 @@ class GrammarState:
             self._matcher.rollback(1)
         return self._matcher
 
-    def copy(self) -> "GrammarState":
+    def copy(self, opening: int | None = None) -> "GrammarState":
         """Copy the state, for another text."""
-        copied = GrammarState(self.matcher.deep_copy(), self._eos_token_ids, self.num_words)
+        matcher = self.matcher.deep_copy()
+        copied = GrammarState(matcher, self._eos_token_ids, self.num_words, opening)
         copied._forced = self._forced
         return copied
 
@@ -122,6 +142,10 @@ class GrammarStates:
     def num_possible(self, token_ids: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of ``drafts`` may follow ``token_ids``, up to the first that may not."""
         return int(self.at(token_ids).matcher.validate_tokens(list(drafts)))
+
+    def opened_by(self, token_id: int) -> GrammarState:
+        """The initial state, and a token that may start another text before this one."""
+        return self._start.copy(token_id)
 
     def at(self, token_ids: Sequence[int]) -> GrammarState:
         """The state after ``token_ids``, all the new tokens of a sequence.
@@ -178,6 +202,9 @@ def compute_masks(states: Sequence[GrammarState]) -> NDArray[np.int32]:
             masks[place], state.fault = 0, f"{GRAMMAR_FAULT}: {reason}"
         elif _num_allowed(masks[place]) == 1:
             state.forced()  # the next masks of a long text would cost as much as this one
+    for state, place in places.items():
+        if (token := state.opening) is not None:
+            masks.view(np.uint32)[place, token // 32] |= np.uint32(1 << token % 32)
     return masks if len(places) == len(states) else masks[[places[state] for state in states]]
 
 

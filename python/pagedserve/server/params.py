@@ -102,12 +102,6 @@ def chat_params(
                 "tool_choice requires a call, and another field says what the text must be",
                 param="tool_choice",
             )
-        if (budget := given.get("thinking_token_budget")) is not None:
-            raise RequestError(
-                f"thinking_token_budget is {budget}, and tool_choice requires a call, which is "
-                "the whole text: leave one of them out",
-                param="thinking_token_budget",
-            )
         given["structured_outputs"] = forced
     text = given["structured_outputs"]
     check_text_of_tools(body, text, tools)

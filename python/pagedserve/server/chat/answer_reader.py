@@ -4,10 +4,12 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from pagedserve.config.reasoning import ReasoningFormat
 from pagedserve.errors import RequestError
+from pagedserve.inputs.chat import text_of_content
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.http.bounds import MAX_ID_CHARS, check_schema
@@ -221,7 +223,9 @@ class Reading:
     """Parser state of one choice.
 
     Attributes:
-        named: Tool whose arguments or input are the whole text.
+        named: Tool whose arguments or input are the whole text, but for reasoning before it.
+        before: Parser of the reasoning before a forced call; None if none is separated.
+        has_begun: Whether anything has followed that reasoning.
         read_input: Reads the input of the last call from its text; None of a function.
         num_calls: Calls so far.
         is_cut: Whether the last call ended before its arguments were complete.
@@ -229,6 +233,8 @@ class Reading:
 
     stream: TagStream | GrammarCalls
     named: str | None = None
+    before: TagStream | None = None
+    has_begun: bool = False
     read_input: Callable[[str], str] | None = None
     num_calls: int = 0
     is_cut: bool = False
@@ -242,7 +248,9 @@ class AnswerReader:
         body: The request.
         tools: Tool call format for automatic tool choice; None if it is unknown.
         reasoning: Reasoning format; None if reasoning stays in the content.
-        is_reasoning: Whether the prompt ends within reasoning.
+        is_reasoning: Whether the text starts within reasoning.
+        may_reason: Whether it may without a start tag, if texts of the format do: a grammar that
+            alone holds it has no such text.
         is_held: Whether a grammar holds the calls that the model chooses to their form.
         is_json: Whether that grammar holds a text without calls to JSON.
     """
@@ -251,6 +259,7 @@ class AnswerReader:
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     is_reasoning: bool = False
+    may_reason: bool = True
     is_held: bool = False
     is_json: bool = False
     _readings: dict[int, Reading] = field(default_factory=dict)
@@ -271,8 +280,11 @@ class AnswerReader:
 
     def begin_behind(self, prompt: str) -> None:
         """Set whether the response starts within reasoning, from the prompt's text."""
-        if self.reasoning is not None:
-            self.is_reasoning = prompt.rstrip().endswith(self.reasoning.start)
+        known, body = self.reasoning, self.body
+        if known is not None and body.continue_final_message:
+            self.is_reasoning = known.is_open_in(text_of_content(body.messages[-1].get("content")))
+        elif known is not None:
+            self.is_reasoning = bool(known.is_open_after(prompt, may_begin=self.may_reason))
 
     def fields(self, index: int, text: str, *, is_last: bool, is_delta: bool) -> dict[str, Any]:
         """Fields of a message for the next text of a choice.
@@ -286,15 +298,32 @@ class AnswerReader:
         if not self.is_needed:
             return {"content": text}
         reading = self._readings.get(index) or self._readings.setdefault(index, self._begin())
+        if reading.before is None:
+            return self._fields(reading, text, is_last=is_last, is_delta=is_delta)
+        before = reading.before.feed(text, is_last=is_last)
+        reading.has_begun |= bool(before.content)
+        fields = self._reasoning(before.reasoning)
+        if reading.has_begun:
+            return fields | self._fields(
+                reading, before.content, is_last=is_last, is_delta=is_delta
+            )
+        return fields if is_delta else fields | {"content": ""}
+
+    def _reasoning(self, text: str) -> dict[str, Any]:
+        if not text or not self.body.include_reasoning:
+            return {}
+        return {"reasoning": text, "reasoning_content": text}  # vLLM's name, and DeepSeek's
+
+    def _fields(
+        self, reading: Reading, text: str, *, is_last: bool, is_delta: bool
+    ) -> dict[str, Any]:
+        """Fields of the next text of a choice, after the reasoning before a forced call."""
         if reading.named is not None:
             calls = [self._named_call(reading, text, is_delta=is_delta)]
             return {"tool_calls": calls} if is_delta else {"content": None, "tool_calls": calls}
         parts = reading.stream.feed(text, is_last=is_last)
         reading.is_cut = parts.is_cut
-        fields: dict[str, Any] = {}
-        if parts.reasoning and self.body.include_reasoning:
-            # The names of vLLM, and of DeepSeek's API.
-            fields["reasoning"] = fields["reasoning_content"] = parts.reasoning
+        fields = self._reasoning(parts.reasoning)
         if calls := self._calls(reading, parts, is_delta=is_delta):
             fields["tool_calls"] = calls
         if parts.content:
@@ -315,22 +344,18 @@ class AnswerReader:
 
     def _begin(self) -> Reading:
         choice = self.body.choice
+        begin = partial(TagStream, reasoning=self.reasoning, is_reasoning=self.is_reasoning)
+        before = None if self.reasoning is None else begin(None, {})
         if isinstance(choice, NamedTool):
-            return Reading(TagStream(None, {}), choice.name)
+            return Reading(TagStream(None, {}), choice.name, before=before)
         if choice == "required":
-            return Reading(GrammarCalls(HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD))
+            head = HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD
+            return Reading(GrammarCalls(head), before=before)
         tools = self.tools if self.body.usable_tools else None
         if tools is not None and self.is_json:
             tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
-        return Reading(
-            TagStream(
-                tools,
-                schemas_of(self.body),
-                self.reasoning,
-                is_reasoning=self.is_reasoning,
-                held_head=HELD_HEAD if self.is_held else None,
-            )
-        )
+        held_head = HELD_HEAD if self.is_held else None
+        return Reading(begin(tools, schemas_of(self.body), held_head=held_head))
 
     def _calls(self, reading: Reading, parts: Parts, *, is_delta: bool) -> list[dict[str, Any]]:
         calls = parts.calls

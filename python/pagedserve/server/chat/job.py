@@ -93,6 +93,8 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     held = params.structured_outputs
     reader.is_held = held is not None and held.given_as == "tools"
     reader.is_json = body.response_format is not None and body.response_format.type != "text"
+    is_free = held is None or (reader.is_held and body.choice == "auto" and not reader.is_json)
+    reader.may_reason = is_free or params.thinking_token_budget is not None
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     names = TokenNames(detokenizer, body.return_tokens_as_token_ids)
     return PreparedChat(

@@ -50,7 +50,7 @@ class TagStream:
         self._held = ""
         self._state: Literal["thoughts", "content", "calls", "held"] = "content"
         self._held_calls = None if held_head is None else GrammarCalls(held_head)
-        if reasoning is not None and (is_reasoning or reasoning.begins):
+        if reasoning is not None and is_reasoning:
             self._state = "thoughts"
         # Reasoning may start, or calls without a tag.
         self._is_at_start = True
