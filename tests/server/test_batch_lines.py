@@ -71,6 +71,7 @@ def test_lines_of_a_pipe_come_before_its_end() -> None:
         (b"\xff\xfe{}", "invalid_json_line", None, "the line is no JSON"),
         (b"[" * 100_000, "invalid_json_line", None, "the line is no JSON"),
         (b"[1]", "invalid_json_line", None, "no JSON object"),
+        (b'{"a": NaN}', "invalid_json_line", None, "the line is no JSON"),
         ({"custom_id": None}, "invalid_custom_id", None, "custom_id is missing"),
         ({"custom_id": 5}, "invalid_custom_id", None, "custom_id is 5; it must be a string"),
         ({"custom_id": "first"}, "duplicate_custom_id", None, "'first', that of an earlier line"),

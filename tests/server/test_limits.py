@@ -329,8 +329,21 @@ def test_a_batch_of_token_ids_may_have_more_values(large: Served) -> None:
 
 
 def test_numbers_of_large_bodies_are_those_of_small_ones() -> None:
-    numbers = "[0, -1, 1.5, -0.0, 1e3, 123456789012345678901234567890, NaN, true, null]"
+    numbers = "[0, -1, 1.5, -0.0, 1e3, 123456789012345678901234567890, true, null]"
     assert repr(parsed(numbers.encode())) == repr(parsed((numbers + " " * 1_100_000).encode()))
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("num_spaces", [0, 1_100_000])
+def test_numbers_are_finite(large: Served, number: str, num_spaces: int) -> None:
+    """Also where a field takes any value: a response that repeats it would be no JSON."""
+    tool = f'{{"type": "function", "name": "f", "parameters": {{"maximum": {number}}}}}'
+    body = f'{{"input": "x", "tools": [{tool}]}}' + " " * num_spaces
+    headers = {"Content-Type": "application/json"}
+    answer = large.http.post("/v1/responses", content=body, headers=headers)
+    assert answer.status_code == 400
+    message = f"the body has the number '{number}'; it must be finite"
+    assert message in answer.json()["error"]["message"]
 
 
 def test_nothing_is_nested_too_deep(large: Served) -> None:

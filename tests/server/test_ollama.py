@@ -1,6 +1,7 @@
 """Ollama's own client against a server of the formula; other routes say what it should get."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -413,14 +414,14 @@ def test_an_error_within_a_stream_is_its_last_line(
     assert server.context.client.is_running
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", '"nan"'])
 def test_numbers_of_options_are_finite(server: Served, number: str) -> None:
     options = f'{{"temperature": {number}}}'
     body = f'{{"model": "formula", "prompt": "hello", "options": {options}}}'
     headers = {"Content-Type": "application/json"}
     answer = server.http.post("/api/generate", content=body, headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"].endswith("it must be a finite number")
+    assert re.search("it must be (a )?finite", answer.json()["error"])
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere.example"}])

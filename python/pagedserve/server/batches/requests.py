@@ -1,11 +1,11 @@
 """Requests of a batch, a JSON object per line: ``custom_id``, ``method``, ``url`` and ``body``."""
 
-import json
 import reprlib
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine
+from pagedserve.server.http.body import parsed
 
 
 class BatchRequest(NamedTuple):
@@ -84,7 +84,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
         message = f"the line is too large; at most {MAX_LINE_BYTES} bytes are accepted"
         raise LineError("invalid_json_line", message)
     try:
-        given = json.loads(content)
+        given = parsed(content)
     except (ValueError, RecursionError) as error:
         raise LineError("invalid_json_line", f"the line is no JSON: {error}") from error
     if not isinstance(given, dict):

@@ -5,6 +5,8 @@ from it, and the response reports the first error.
 """
 
 import json
+import math
+import reprlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, get_type_hints
@@ -150,17 +152,16 @@ def parsed(content: bytes) -> Any:
     """Parse a JSON document.
 
     Raises:
-        RequestError: It is not UTF-8, or has a number of too many digits. json.JSONDecodeError: It
-            is not valid JSON.
+        RequestError: It is not UTF-8, or has a number that is not finite, or of too many digits.
+            json.JSONDecodeError: It is not valid JSON.
     """
+    parse_int = _integer if len(content) > _BYTES_AT_ONCE else None
     try:
         text = content.decode("utf-8-sig")
-        if len(content) <= _BYTES_AT_ONCE:
-            return json.loads(text)
-        return json.loads(text, parse_int=_integer, parse_float=_real)
+        return json.loads(text, parse_int=parse_int, parse_float=_real, parse_constant=_real)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is no UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RequestError):
         raise
     except ValueError as error:  # for an integer
         raise RequestError(f"a number of the body has more than {MAX_DIGITS} digits") from error
@@ -172,5 +173,8 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _real(digits: str) -> float:
-    return float(digits)
+def _real(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):  # a response with it would be no JSON
+        raise RequestError(f"the body has the number {reprlib.repr(written)}; it must be finite")
+    return number
