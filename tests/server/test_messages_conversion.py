@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pagedserve.errors import RequestError
 from pagedserve.server.messages.conversion import chat_of
 from pagedserve.server.messages.protocol import MessagesBody
 
@@ -117,6 +118,22 @@ def test_messages(messages: list[Any], wanted: list[Any]) -> None:
     system = {"role": "system", "content": "s"}
     assert chat(messages, system="s").messages == [system, *wanted]
     assert chat(messages, system=[text("s")]).messages == [system, *wanted]
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        [],
+        [{"role": "user", "content": "b"}],
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "other"}]}],
+        [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    ],
+)
+def test_a_call_without_a_result_is_refused(following: list[Any]) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [CALL]}]
+    with pytest.raises(RequestError, match="that follows: toolu_1") as refused:
+        chat([*messages, *following])
+    assert refused.value.param == "messages"
 
 
 def test_other_fields() -> None:

@@ -296,6 +296,15 @@ def test_a_last_message_of_the_assistant_is_continued(
     assert found.message.content == choice["message"]["content"]
 
 
+def test_a_last_message_with_calls_is_not_continued() -> None:
+    call = {"function": {"name": "weather", "arguments": {}}}
+    messages = [*HELLO, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
+    body = {"model": "formula", "messages": messages}
+    chat = chat_of(OllamaChatBody.model_validate(body))
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
+    assert chat.messages[-1]["tool_calls"]
+
+
 def test_models_are_listed_and_described(client: ollama.Client, server: Served) -> None:
     (model,) = client.list().models
     assert model.model == "formula"

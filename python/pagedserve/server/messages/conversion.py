@@ -1,7 +1,7 @@
 """Requests of the Messages API, converted to chats."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
@@ -36,7 +36,7 @@ def chat_of(body: CountTokensBody) -> ChatBody:
     """Convert a request to the chat that it describes.
 
     Raises:
-        RequestError: A block is in a message of the wrong role.
+        RequestError: A block is in a message of the wrong role, or a call has no result.
     """
     continues = body.messages[-1].role == "assistant"
     chat = ChatBody(
@@ -118,14 +118,34 @@ def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
         for block in message.content
         if isinstance(block, ToolUseBlock)
     }
-    for role, turn in groupby(body.messages, lambda message: message.role):
-        blocks = [block for message in turn for block in message.content]
+    turns = [
+        (role, [block for message in turn for block in message.content])
+        for role, turn in groupby(body.messages, lambda message: message.role)
+    ]
+    for (role, blocks), (_, following) in zip_longest(turns, turns[1:], fillvalue=("", [])):
         if role == "assistant":
+            _check_results(blocks, following)
             yield _assistant_message(blocks)
         elif role == "user":
             yield from _user_messages(blocks, names)
         else:
             yield {"role": role, "content": _content_of(blocks)}
+
+
+def _check_results(blocks: Sequence[Block], following: Sequence[Block]) -> None:
+    """Refuse calls of a turn that have no result in the turn that follows.
+
+    Raises:
+        RequestError: Names the ids of these calls.
+    """
+    with_result = {block.tool_use_id for block in following if isinstance(block, ToolResultBlock)}
+    calls = [block.id for block in blocks if isinstance(block, ToolUseBlock)]
+    if without := [call_id for call_id in calls if call_id not in with_result]:
+        raise RequestError(
+            "messages has a tool_use without a tool_result in the message that follows: "
+            f"{', '.join(without):.300}",
+            param="messages",
+        )
 
 
 def _user_messages(blocks: Sequence[Block], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:

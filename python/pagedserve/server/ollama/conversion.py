@@ -81,7 +81,8 @@ def completion_of(body: GenerateBody, *, max_model_len: int) -> CompletionBody:
 
 
 def _chat(body: OllamaBody, messages: list[dict[str, Any]], **more: Any) -> ChatBody:
-    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    last = messages[-1] if messages else {}
+    continues = last.get("role") == "assistant" and "tool_calls" not in last
     chat = ChatBody(
         messages=messages,
         add_generation_prompt=not continues,
