@@ -355,7 +355,7 @@ def test_items_are_messages_of_a_chat() -> None:
         },
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "r"}]},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": '{"a": 1, "b'},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
         {
             "type": "function_call_output",
@@ -366,7 +366,7 @@ def test_items_are_messages_of_a_chat() -> None:
     ]
     calls = [
         {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
-        for name, function, arguments in (("c1", "f", "{}"), ("c2", "g", "{"))
+        for name, function, arguments in (("c1", "f", "{}"), ("c2", "g", '{"a": 1}'))
     ]
     items = items_of(ITEMS.validate_python(given))
     assert messages_of("i", items) == [

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
-from pagedserve.server.tools.values import DECODER
+from pagedserve.server.tools.cut_arguments import completed
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class ContentBlock:
         if self.kind != "tool_use":
             return json.dumps(self.opened() | {self.kind: text})
         opened = json.dumps(self.opened())
-        return opened.removesuffix("{}}") + _input_of(text) + "}"
+        return opened.removesuffix("{}}") + completed(text) + "}"
 
 
 @dataclass(slots=True)
@@ -85,23 +83,3 @@ class BlockReader:
         index = 0 if self._last is None else self._last.index + 1
         self._last = ContentBlock(index, kind, call_id, name)
         return self._last
-
-
-def _input_of(text: str) -> str:
-    """JSON of the input of a call: unchanged, or what has arrived of one that was cut off."""
-    if _is_object(text):
-        return text
-    try:
-        found = from_json(text or "{}", allow_partial=True)
-        if isinstance(found, dict):
-            return json.dumps(found, allow_nan=False)
-    except ValueError:
-        pass
-    return json.dumps({"arguments": text})
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(DECODER.decode(text), dict)
-    except (ValueError, RecursionError):
-        return False

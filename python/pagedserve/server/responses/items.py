@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.http.bounds import MAX_ID_CHARS
+from pagedserve.server.tools.cut_arguments import completed
 
 # Parts of a message: as in a chat's messages.
 _MAX_PARTS: Final = 1024
@@ -239,7 +240,7 @@ def _message_of(item: Item) -> dict[str, Any]:
     if isinstance(item, CallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
     if isinstance(item, FunctionCallItem):
-        return _message_of_call(item, "function", {"arguments": item.arguments})
+        return _message_of_call(item, "function", {"arguments": completed(item.arguments)})
     if isinstance(item, CustomCallItem):
         return _message_of_call(item, "custom", {"input": item.input})
     text = "".join(part.text for part in item.content or item.summary)
