@@ -483,6 +483,19 @@ def test_truncation_keeps_the_last_turn_where_a_response_may_be_shorter(
     assert answer.usage.input_tokens == len("s:s;u:;|a:") + 4000
 
 
+def test_truncation_drops_turns_that_are_too_long_to_render(client: openai.OpenAI) -> None:
+    turn = {"role": "user", "content": "x" * 4000}
+    items: Any = [*[turn] * 20, {"role": "user", "content": "end"}]
+    with pytest.raises(openai.BadRequestError, match="characters; at most 65536"):
+        create(client, input=items)
+    answer = create(client, input=items, truncation="auto", max_output_tokens=10)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len("u:;u:end;|a:") + 4000
+    long: Any = [*items, {"role": "user", "content": "x" * 70_000}]
+    with pytest.raises(openai.BadRequestError, match="characters; at most 65536"):
+        create(client, input=long, truncation="auto")
+
+
 def test_retrieve_and_delete(client: openai.OpenAI) -> None:
     answer = create(client, **says("a"))
     assert client.responses.retrieve(answer.id).to_dict() == answer.to_dict()

@@ -225,17 +225,26 @@ def _check_size(
 
 
 def check_texts(body: Mapping[str, Any], most: int) -> None:
-    """Refuse a conversation with too many characters to render.
-
-    Counts everything that a template gets, except images: messages, tools and variables.
+    """Refuse a conversation with too many characters to render; see ``num_rendered``.
 
     Raises:
         RequestError: It has more than ``most``.
     """
+    if (size := num_rendered(body)) > most:
+        raise RequestError(
+            f"messages has {size} characters; at most {most} are accepted", param="messages"
+        )
+
+
+def num_rendered(body: Mapping[str, Any]) -> int:
+    """Number of characters that a template gets: of messages, except images, tools and variables.
+
+    It is 0 without messages.
+    """
     shown = [body.get("system"), body.get("tools"), body.get("chat_template_kwargs")]
     messages = body.get("messages")
     if not isinstance(messages, list):
-        return
+        return 0
     for message in messages:
         if not isinstance(message, dict):
             continue
@@ -243,11 +252,7 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
             shown.append(name)
             if name != "images":  # of Ollama's messages
                 shown += _without_images(value) if name == "content" else [value]
-    size = _num_characters(shown)
-    if size > most:
-        raise RequestError(
-            f"messages has {size} characters; at most {most} are accepted", param="messages"
-        )
+    return _num_characters(shown)
 
 
 def _without_images(content: Any) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """A request of the Responses API as a chat."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pagedserve.server.tools.fields as tool_fields
@@ -8,7 +9,7 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.fields import ResponseFormat
-from pagedserve.server.http.bounds import check_texts
+from pagedserve.server.http.bounds import check_texts, num_rendered
 from pagedserve.server.protocol import SamplingBody
 from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.responses.protocol import (
@@ -48,7 +49,7 @@ def chat_of(
     tools, choice = _tools_of(body)
     given: dict[str, Any] = {name: getattr(body, name) for name in SamplingBody.model_fields}
     given |= {
-        "messages": messages_of(body.instructions, items),
+        "messages": _messages_of(body, items, tools, max_num_chars),
         "tools": tools or None,
         "tool_choice": choice if tools or choice != "auto" else None,
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -63,17 +64,46 @@ def chat_of(
         "chat_template_kwargs": body.chat_template_kwargs,
         "structured_outputs": body.structured_outputs,
     }
-    check_texts(
-        {
-            "messages": given["messages"],
-            "tools": [tool.for_template() for tool in tools],
-            "chat_template_kwargs": body.chat_template_kwargs,
-        },
-        max_num_chars,
-    )
     chat = ChatBody.model_validate(given)
     chat.arrived_with(num_bytes)
     return chat
+
+
+def _messages_of(
+    body: ResponsesBody,
+    items: Sequence[Item],
+    tools: Sequence[tool_fields.Tool],
+    max_num_chars: int,
+) -> list[dict[str, Any]]:
+    """Messages of a conversation; truncation drops the oldest turns beyond its characters."""
+    messages = messages_of(body.instructions, items)
+    rest = {
+        "tools": [tool.for_template() for tool in tools],
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+
+    def fits(num_dropped: int) -> bool:
+        kept = _without_turns(messages, num_dropped)
+        return num_rendered(rest | {"messages": kept}) <= max_num_chars
+
+    if body.truncation == "auto":
+        numbers = range(_num_turns(messages) - 1)
+        messages = _without_turns(messages, bisect_left(numbers, True, key=fits))
+    check_texts(rest | {"messages": messages}, max_num_chars)
+    return messages
+
+
+def _num_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(message["role"] == "user" for message in messages)
+
+
+def _without_turns(messages: list[dict[str, Any]], num_dropped: int) -> list[dict[str, Any]]:
+    """Messages without the oldest turns; the system message at their start is kept."""
+    if not num_dropped:
+        return messages
+    starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    head = messages[:1] if messages[0]["role"] == "system" else []
+    return head + messages[starts[num_dropped] :]
 
 
 def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
@@ -128,17 +158,15 @@ async def truncated_prompt(text: Tokenization, chat: ChatBody, num_new: int) -> 
     found = await text.chat_prompt(chat)
     if len(found["prompt_token_ids"]) <= most:
         return found
-    messages = chat.messages
-    starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    head = messages[:1] if messages[0]["role"] == "system" else []
     # The last turn is kept where even it does not fit: a shorter response may.
-    low, high = 1, len(starts) - 1
+    most_dropped = _num_turns(chat.messages) - 1
+    low, high = 1, most_dropped
     while low <= high:
         middle = (low + high) // 2
-        kept = {"messages": head + messages[starts[middle] :]}
+        kept = {"messages": _without_turns(chat.messages, middle)}
         tried = await text.chat_prompt(chat.model_copy(update=kept))
         fits = len(tried["prompt_token_ids"]) <= most
-        if fits or middle == len(starts) - 1:
+        if fits or middle == most_dropped:
             found = tried
         low, high = (low, middle - 1) if fits else (middle + 1, high)
     return found
