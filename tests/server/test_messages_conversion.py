@@ -120,6 +120,18 @@ def test_messages(messages: list[Any], wanted: list[Any]) -> None:
     assert chat(messages, system=[text("s")]).messages == [system, *wanted]
 
 
+@pytest.mark.parametrize("name", ["", "f" * 300])
+def test_any_name_of_a_call_is_accepted(name: str) -> None:
+    """The model made it up, so no bound of the names of tools holds for it."""
+    result = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    messages = [
+        {"role": "assistant", "content": [CALL | {"name": name}]},
+        {"role": "user", "content": [result]},
+    ]
+    called, returned = chat(messages).messages
+    assert called["tool_calls"][0]["function"]["name"] == returned["name"] == name
+
+
 @pytest.mark.parametrize(
     "following",
     [

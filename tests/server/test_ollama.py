@@ -286,6 +286,19 @@ def test_results_belong_to_calls_by_id_then_name_then_order() -> None:
     assert found == [("c", 3), ("b", 1), ("a", 0), ("c", 2)]
 
 
+@pytest.mark.parametrize("name", ["", "f" * 300])
+def test_any_name_of_a_call_is_accepted(name: str) -> None:
+    """The model made it up, so no bound of the names of tools holds for it."""
+    given = [
+        {"role": "assistant", "tool_calls": [{"function": {"name": name}}]},
+        {"role": "tool", "tool_name": name, "content": "1"},
+    ]
+    body = {"model": "formula", "messages": given}
+    called, returned = chat_of(OllamaChatBody.model_validate(body)).messages
+    assert called["tool_calls"][0]["function"]["name"] == name
+    assert returned["tool_call_id"] == called["tool_calls"][0]["id"]
+
+
 def test_a_last_message_of_the_assistant_is_continued(
     server: Served, client: ollama.Client
 ) -> None:

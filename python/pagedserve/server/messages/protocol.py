@@ -83,7 +83,7 @@ class ToolUseBlock(_Cacheable):
 
     type: Literal["tool_use"]
     id: _Name
-    name: _Name
+    name: str  # the model may have made it up
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
 

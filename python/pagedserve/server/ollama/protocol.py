@@ -91,7 +91,7 @@ class CalledFunction(_Part):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str = Field(min_length=1, max_length=256)
+    name: str  # the model may have made it up
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -112,7 +112,7 @@ class OllamaMessageParam(_Part):
     thinking: str | None = None
     images: list[str] = Field(default_factory=list)
     tool_calls: list[ToolCall] = Field(default_factory=list, max_length=512)
-    tool_name: str | None = Field(default=None, max_length=256)
+    tool_name: str | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
