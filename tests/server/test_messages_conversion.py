@@ -73,7 +73,6 @@ def chat(messages: list[Any], **more: Any) -> Any:
                     "role": "assistant",
                     "content": "b",
                     "reasoning": "so",
-                    "reasoning_content": "so",
                     "tool_calls": [SHOWN],
                 },
                 {

@@ -378,7 +378,7 @@ def test_items_are_messages_of_a_chat() -> None:
                 {"type": "image_url", "image_url": {"url": image}},
             ],
         },
-        {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": calls},
+        {"role": "assistant", "content": "", "reasoning": "r", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "1"},
         {"role": "tool", "tool_call_id": "c2", "content": "2"},
         {"role": "assistant", "content": "no"},
@@ -392,7 +392,7 @@ def test_reasoning_items_of_one_turn_are_joined() -> None:
         for text in ("one, ", "two")
     ]
     assert messages_of(None, items_of(ITEMS.validate_python(given))) == [
-        {"role": "assistant", "content": "", "reasoning_content": "one, two"}
+        {"role": "assistant", "content": "", "reasoning": "one, two"}
     ]
 
 

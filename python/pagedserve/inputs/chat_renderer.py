@@ -5,7 +5,8 @@ The sandbox and its limits are those of `pagedserve.inputs.templates`.
 Invariants:
 
 1. A template sees what it sees in transformers: the same variables, filters and functions, and
-   plain JSON values alone, since methods of other objects are not safe in a sandbox.
+   plain JSON values alone, since methods of other objects are not safe in a sandbox.  The name
+   ``reasoning`` of a message is the exception: transformers adds the two others alone.
 2. Messages of the caller are never changed.
 """
 
@@ -26,7 +27,7 @@ from jinja2.utils import Namespace
 
 from pagedserve.inputs.templates import BoundedEnvironment
 
-# Fields of a message that may hold its reasoning; templates read the first.
+# Fields of a message that may hold its reasoning; each template reads one of them.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 # Appended to the message that is continued, to find where it ends in the rendering.
 _END_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -76,7 +77,7 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: _plain(value) for name, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     if reasoning is not None:
-        plain = {"thinking": reasoning} | plain | {"reasoning_content": reasoning}
+        plain = dict.fromkeys(_REASONING, reasoning) | plain
     return plain
 
 

@@ -189,8 +189,8 @@ def _assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
             rest.append(block)
     is_empty = not rest and bool(calls or thinking)
     message = {"role": "assistant", "content": None if is_empty else _content_of(rest)}
-    if thinking:  # the two names that templates know
-        message["reasoning"] = message["reasoning_content"] = thinking
+    if thinking:
+        message["reasoning"] = thinking
     if calls:
         message["tool_calls"] = calls
     return message

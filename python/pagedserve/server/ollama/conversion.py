@@ -148,8 +148,8 @@ def _messages_of(messages: Sequence[OllamaMessageParam]) -> Iterator[dict[str, A
     num_calls = 0
     for message in messages:
         found: dict[str, Any] = {"role": message.role, "content": _content_of(message)}
-        if message.thinking:  # the two names that templates know
-            found["reasoning"] = found["reasoning_content"] = message.thinking
+        if message.thinking:
+            found["reasoning"] = message.thinking
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:

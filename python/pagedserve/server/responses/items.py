@@ -244,7 +244,7 @@ def _message_of(item: Item) -> dict[str, Any]:
     if isinstance(item, CustomCallItem):
         return _message_of_call(item, "custom", {"input": item.input})
     text = "".join(part.text for part in item.content or item.summary)
-    return {"role": "assistant", "content": "", "reasoning_content": text}
+    return {"role": "assistant", "content": "", "reasoning": text}
 
 
 def _message_of_call(
@@ -287,10 +287,10 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
     if "tool_calls" in message:
         last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
-    if "reasoning_content" in message:
-        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+    if "reasoning" in message:
+        last["reasoning"] = last.get("reasoning", "") + message["reasoning"]
 
 
 def _begins_turn(last: dict[str, Any], message: dict[str, Any]) -> bool:
     """Whether reasoning, which comes first in a turn, follows an assistant's text or calls."""
-    return "reasoning_content" in message and bool(last["content"] or "tool_calls" in last)
+    return "reasoning" in message and bool(last["content"] or "tool_calls" in last)
