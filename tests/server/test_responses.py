@@ -225,6 +225,8 @@ def test_input_tokens_are_those_of_the_response(client: openai.OpenAI) -> None:
         {"input": "hello"},
         {"input": [{"role": "user", "content": "hello"}], "instructions": "be brief"},
         {"input": "and you?", "previous_response_id": first.id},
+        {"previous_response_id": first.id},
+        {"input": [{"role": "user", "content": "x" * 3000}] * 2, "truncation": "auto"},
     ):
         fields: Any = {"model": "formula"} | given
         counted = client.responses.input_tokens.count(**fields)
@@ -323,6 +325,18 @@ def test_a_conversation_without_a_store(client: openai.OpenAI) -> None:
     answer = create(client, input=items, include=["reasoning.encrypted_content"], **says("Ok."))
     assert answer.usage is not None
     assert answer.usage.input_tokens == len("u:x;a<So.>:!weatherRome;t:21=;|a:")
+
+
+@pytest.mark.parametrize("given", [{}, {"input": ""}, {"input": []}])
+def test_a_response_is_continued_without_input(
+    client: openai.OpenAI, given: dict[str, Any]
+) -> None:
+    first = create(client, **says("y"))
+    answer = client.responses.create(
+        model="formula", previous_response_id=first.id, max_output_tokens=1, **given
+    )
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len("u:x;a:y;|a:")
 
 
 def test_instructions_and_system_messages_are_one(client: openai.OpenAI) -> None:

@@ -147,11 +147,7 @@ class Tokenization:
             RequestError: The template does not accept the messages, or they have images.
             ServerError: 400, a chat template that is not allowed.
         """
-        prompt = await self.chat_prompt(body)
-        if "multi_modal_data" in prompt:
-            text = "messages has images, whose tokens are not known before they are run"
-            raise RequestError(text, param="messages")
-        return [*map(int, prompt["prompt_token_ids"])]
+        return token_ids_of(await self.chat_prompt(body))
 
     async def decision_prompt(self, asked: Asked, *, num_bytes: int) -> BranchedPrompt:
         """Render the questions of a decision to a prompt, outside the event loop.
@@ -274,6 +270,18 @@ class Tokenization:
             continue_final_message=body.continue_final_message,
             tools=tools,
         )
+
+
+def token_ids_of(prompt: TokensPrompt) -> list[int]:
+    """Return the token ids of a rendered conversation.
+
+    Raises:
+        RequestError: It has images.
+    """
+    if "multi_modal_data" in prompt:
+        text = "messages has images, whose tokens are not known before they are run"
+        raise RequestError(text, param="messages")
+    return [*map(int, prompt["prompt_token_ids"])]
 
 
 def _infill_format(tokenizer: Tokenizer) -> InfillFormat:

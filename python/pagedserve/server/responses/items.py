@@ -186,9 +186,9 @@ def new_id(kind: str) -> str:
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """Return the input of a request as items in their full form, each with an id."""
+    """Return the input of a request as items in their full form, each with an id; "" has none."""
     if isinstance(given, str):
-        given = [MessageItem(role="user", content=given)]
+        given = [MessageItem(role="user", content=given)] if given else []
     return [_in_full(item) for item in given]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs import Prompt
+from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.chat.job import PreparedChat, prepare_chat, renamed_fields
 from pagedserve.server.chat.protocol import ChatBody
@@ -27,6 +27,7 @@ from pagedserve.server.responses.items import ITEMS, Item, items_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
+from pagedserve.server.tokenization import Tokenization, token_ids_of
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.
 _ENDS: Final = {
@@ -88,7 +89,7 @@ async def num_input_tokens(context: Context, body: ResponsesBody, owner: bytes) 
     chat_body = await _chat_body(context, body, items_of(body.input), owner)
     context.model_name(body.model)
     with renamed_fields(NAMES):
-        return len(await context.text.chat_token_ids(chat_body))
+        return len(token_ids_of(await _prompt(context.text, body, chat_body)))
 
 
 async def _chat_body(
@@ -118,10 +119,14 @@ def _chat(
 
 
 async def _prompts(body: ResponsesBody, chat: PreparedChat) -> list[Prompt]:
+    return chat.rendered(await _prompt(chat.context.text, body, chat.body))
+
+
+async def _prompt(text: Tokenization, body: ResponsesBody, chat: ChatBody) -> TokensPrompt:
+    """Render the chat of a request, truncated if requested."""
     if body.truncation == "disabled":
-        return await chat.prompts()
-    num_new = body.max_output_tokens or 1
-    return chat.rendered(await truncated_prompt(chat.context.text, chat.body, num_new))
+        return await text.chat_prompt(chat)
+    return await truncated_prompt(text, chat, body.max_output_tokens or 1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class ResponsesBody(SamplingBody):
         "prompt": (),
     }
 
-    input: Input
+    input: Input = ""
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=MAX_ID_CHARS)
     store: bool = True
@@ -172,7 +172,9 @@ class ResponsesBody(SamplingBody):
             )
         if not self.input and self.previous_response_id is None:
             raise RequestError(
-                "input is empty; it must have a text or at least one item", param="input"
+                "input is empty; without previous_response_id it must have a text or at least one "
+                "item",
+                param="input",
             )
 
 
