@@ -150,6 +150,17 @@ def test_kimis_calls_have_ids_that_name_their_tool() -> None:
     assert call["id"] == id_of(1)
 
 
+def test_calls_of_one_response_have_different_ids() -> None:
+    written_by_model = (
+        "<|tool_calls_section_begin|>"
+        + "<|tool_call_begin|>functions.look:1<|tool_call_argument_begin|>{}<|tool_call_end|>" * 3
+        + "<|tool_calls_section_end|>"
+    )
+    reader = AnswerReader(body=body_of(), tools=TOOL_FORMATS["kimi_k2"], reasoning=None)
+    calls = reader.fields(0, written_by_model, is_last=True, is_delta=False)["tool_calls"]
+    assert [call["id"] for call in calls] == [f"functions.look:{number}" for number in (1, 2, 3)]
+
+
 def test_an_id_that_would_be_too_long_to_send_back_has_no_name() -> None:
     function = {"name": "a" * 250, "parameters": {"type": "object"}}
     tool = {"type": "function", "function": function}

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from pagedserve.config.reasoning import ReasoningFormat
@@ -228,6 +229,7 @@ class Reading:
         has_begun: Whether anything has followed that reasoning.
         read_input: Reads the input of the last call from its text; None of a function.
         num_calls: Calls so far.
+        call_ids: Ids of these calls.
         is_cut: Whether the last call ended before its arguments were complete.
     """
 
@@ -237,6 +239,7 @@ class Reading:
     has_begun: bool = False
     read_input: Callable[[str], str] | None = None
     num_calls: int = 0
+    call_ids: set[str] = field(default_factory=set)
     is_cut: bool = False
 
 
@@ -382,8 +385,12 @@ class AnswerReader:
 
     def _shown(self, reading: Reading, call: Call) -> dict[str, Any]:
         ((kind, part),) = _text_of_call(reading, call.arguments).items()
+        call_id = call.call_id
+        if not call_id or call_id in reading.call_ids:
+            call_id = self._new_id(reading, call.name)
+        reading.call_ids.add(call_id)
         return {
-            "id": call.call_id or self._new_id(reading, call.name),
+            "id": call_id,
             "type": kind,
             kind: {"name": call.name, **part},
         }
@@ -392,7 +399,8 @@ class AnswerReader:
         if self.tools is not None and self.tools.names_in_ids:
             listed = (message.get("tool_calls") for message in self.body.messages)
             earlier = sum(len(calls) for calls in listed if isinstance(calls, list))
-            named = f"functions.{name}:{earlier + reading.num_calls}"
+            ids = (f"functions.{name}:{number}" for number in count(earlier + reading.num_calls))
+            named = next(call_id for call_id in ids if call_id not in reading.call_ids)
             if len(named) <= MAX_ID_CHARS:  # else no client could send it back
                 return named
         length = None if self.tools is None else self.tools.id_length
