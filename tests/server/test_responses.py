@@ -364,7 +364,7 @@ def test_items_are_messages_of_a_chat() -> None:
             "role": "user",
             "content": [
                 {"type": "input_text", "text": "u"},
-                {"type": "input_image", "image_url": image},
+                {"type": "input_image", "image_url": image, "detail": "low"},
             ],
         },
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "r"}]},
@@ -389,7 +389,7 @@ def test_items_are_messages_of_a_chat() -> None:
             "role": "user",
             "content": [
                 {"type": "text", "text": "u"},
-                {"type": "image_url", "image_url": {"url": image}},
+                {"type": "image_url", "image_url": {"url": image, "detail": "low"}},
             ],
         },
         {"role": "assistant", "content": "", "reasoning": "r", "tool_calls": calls},

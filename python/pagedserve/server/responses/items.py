@@ -64,7 +64,7 @@ class ImagePart(_Item):
 
     def for_chat(self) -> dict[str, Any]:
         """Content part of a chat's message."""
-        return {"type": "image_url", "image_url": {"url": self.image_url}}
+        return {"type": "image_url", "image_url": {"url": self.image_url, "detail": self.detail}}
 
 
 Part: TypeAlias = Annotated[
