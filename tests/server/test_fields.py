@@ -292,6 +292,8 @@ def test_a_stream_of_a_chat_begins_with_the_prompts_tokens(shared: Served) -> No
         ({"stream_options": {"include_usage": "so"}, "stream": True}, "stream_options"),
         ({"chat_template": "x"}, "chat_template"),
         ({"max_completion_tokens": 0}, "max_tokens"),
+        ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs"),
+        ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     ],
 )
 def test_a_bad_field_of_a_chat_is_named(shared: Served, body: dict[str, Any], param: str) -> None:

@@ -36,9 +36,7 @@ HARMLESS: Final = frozenset(
         "prompt_cache_retention",
         "session_id",
         "verbosity",
-        "mm_processor_kwargs",
         "guided_decoding_backend",
-        "guided_whitespace_pattern",
     }
 )
 
@@ -57,6 +55,8 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "max_tokens_per_doc": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "guided_whitespace_pattern": (),
     "repetition_detection": (),
     "logprob_token_ids": (),
     "timestamp_granularities[]": (),
