@@ -29,7 +29,8 @@ TEMPLATE: Final = (
     "{% endif %}{% for m in messages %}{{ m.role[0] }}"
     "{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}:{{ m.content }}"
     "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{{ c.function.arguments.city }}"
-    "{% endfor %}{% if m.tool_call_id %}={% endif %};{% endfor %}|a:"
+    "{% endfor %}{% if m.tool_call_id %}={% endif %};{% endfor %}"
+    "{{ verbosity }}{{ reasoning_effort }}|a:"
 )
 WEATHER: Final[dict[str, Any]] = {
     "type": "function",
@@ -725,13 +726,18 @@ def test_what_cannot_change_an_answer_is_passed_over(client: openai.OpenAI) -> N
         top_logprobs=0,
         service_tier="auto",
         max_tool_calls=3,
-        text={"verbosity": "low"},
-        reasoning={"effort": "low", "summary": "auto"},
+        reasoning={"summary": "auto"},
         background=False,
         include=["file_search_call.results"],
         **says("a"),
     )
     assert answer.output_text == "a"
+
+
+def test_verbosity_and_effort_are_variables_of_the_template(client: openai.OpenAI) -> None:
+    answer = create(client, text={"verbosity": "low"}, reasoning={"effort": "high"}, **says("a"))
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len("u:x;lowhigh|a:")
 
 
 def test_images_are_for_models_that_accept_them(client: openai.OpenAI) -> None:

@@ -57,6 +57,7 @@ def chat_of(
         "max_completion_tokens": body.max_output_tokens,
         "response_format": _format_of(body),
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "verbosity": body.text.verbosity,
         "logprobs": body.has_logprobs,
         "top_logprobs": body.top_logprobs,
         "seed": body.seed,

@@ -89,7 +89,7 @@ Format: TypeAlias = Annotated[PlainText | JsonObject | SchemaFormat, Field(discr
 
 
 class TextConfig(NullsLeftOut):
-    """Format of the text; the verbosity is passed over."""
+    """Format of the text, and its verbosity, which is a variable of the chat template."""
 
     model_config = ConfigDict(extra="forbid")
 
