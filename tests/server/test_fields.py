@@ -303,6 +303,26 @@ def test_a_bad_field_of_a_chat_is_named(shared: Served, body: dict[str, Any], pa
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+            "messages[1].function_call is {'name': 'f'}; it must be left out",
+        ),
+        ({"role": "function", "content": "1"}, "messages[1].role is 'function'; it must be tool"),
+    ],
+)
+def test_predecessors_of_tool_calls_are_refused(
+    shared: Served, message: dict[str, Any], said: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}, message]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = shared.http.post(path, json=body).json()["error"]
+        assert said in error["message"]
+        assert error["param"] == "messages"
+
+
 def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> None:
     harmless = {"prompt_cache_key": "a", "prompt_cache_options": {"mode": "explicit"}}
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless

@@ -70,14 +70,19 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return given
 
 
-def check_not_empty(messages: list[dict[str, Any]]) -> None:
-    """Refuse a conversation without a message.
+def check_conversation(messages: list[dict[str, Any]]) -> None:
+    """Refuse a conversation without a message, or with the predecessors of tool calls.
 
     Raises:
-        RequestError: There is none.
+        RequestError: Names the field of the first such message.
     """
     if not messages:
         raise RequestError("messages is empty; it must have at least one message", param="messages")
+    for index, message in enumerate(messages):
+        if (call := message.get("function_call")) is not None:
+            _refuse(f"messages[{index}].function_call", call, "left out: calls are in tool_calls")
+        if message["role"] == "function":
+            _refuse(f"messages[{index}].role", "function", "tool, with the tool_call_id of a call")
 
 
 # Fields of an assistant's message that replace its content.

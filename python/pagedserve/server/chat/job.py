@@ -17,7 +17,7 @@ from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.chat.answer_reader import AnswerReader, check_tools
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.context import Context
-from pagedserve.server.fields import check_not_empty
+from pagedserve.server.fields import check_conversation
 from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -74,7 +74,7 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
         ServerError: Unknown model, or the model is still loading.
     """
     model = await context.model_for(body)
-    check_not_empty(body.messages)
+    check_conversation(body.messages)
     check_num_choices(body, context.admission.max_num_seqs)
     context.text.check_prediction(body)
     check_tools(body)

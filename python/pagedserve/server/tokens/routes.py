@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from pagedserve.server.context import Context
-from pagedserve.server.fields import check_not_empty
+from pagedserve.server.fields import check_conversation
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.http.routing import JSON
 from pagedserve.server.tokens.protocol import DecodedText, DetokenizeBody, TokenizeBody, Tokens
@@ -23,7 +23,7 @@ def add_tokens(app: FastAPI, context: Context) -> None:
         if body.prompt is not None and body.tools is not None:
             raise ServerError(400, "tools is given with prompt; it needs messages", param="tools")
         if body.messages is not None:
-            check_not_empty(body.messages)
+            check_conversation(body.messages)
             check_names(body.usable_tools)
             check_usable(body.usable_tools)
             tokens = await context.text.chat_token_ids(body)
