@@ -408,6 +408,27 @@ fn a_swap_makes_no_block_computed_that_a_sibling_has_still_to_compute() {
 }
 
 #[test]
+fn an_urgent_prompt_of_several_steps_preempts_no_one_while_it_fits() {
+    let mut scheduler = Limits::with(|cache, scheduler| {
+        cache.num_gpu_blocks = 100;
+        scheduler.enable_chunked_prefill = true;
+        scheduler.max_num_batched_tokens = 8;
+        scheduler.max_model_len = 64;
+        scheduler.policy = Policy::Priority;
+    })
+    .scheduler();
+    add(&mut scheduler, 0, 4);
+    step(&mut scheduler, 1);
+    let urgent: Vec<i32> = (100..120).collect();
+    let urgent = Request::new(&urgent, 0.0).with(|request| request.priority = -1);
+    scheduler.add_seq_group(&urgent).unwrap();
+    step(&mut scheduler, 2);
+    assert_eq!(scheduler.outputs().preempted, []);
+    let rows = scheduler.outputs().rows.iter().map(|row| row.num_tokens).collect::<Vec<_>>();
+    assert_eq!(rows, [7, 1]);
+}
+
+#[test]
 fn prefix_hits_are_counted_at_each_admission() {
     let mut scheduler = Limits::with(|cache, _| cache.enable_prefix_caching = true).scheduler();
     add(&mut scheduler, 0, 11);

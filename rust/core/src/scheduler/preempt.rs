@@ -107,11 +107,11 @@ impl Scheduler {
         self.sort_by_priority();
         let Some(first) = first else { return };
         let num_tokens: usize = self.store.seqs_of(first).map(Sequence::len).sum();
+        let num_in_step = num_tokens.min(self.config.max_num_batched_tokens);
         let num_seqs = self.store.group(first).num_budgeted_seqs();
         while let Some(&last) = self.queues.running.back() {
-            let num_in_step = num_tokens.min(self.config.max_num_batched_tokens);
             let status = self.space.can_allocate(&self.store, first, || num_in_step);
-            let fits = status == AllocStatus::Ok && budget.can_schedule(num_tokens, num_seqs);
+            let fits = status == AllocStatus::Ok && budget.can_schedule(num_in_step, num_seqs);
             if fits || goes_before(&self.store, last, first).is_le() {
                 break;
             }
