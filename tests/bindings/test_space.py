@@ -181,3 +181,48 @@ def test_a_group_with_a_window_holds_what_later_tokens_see() -> None:
     space.free(seq)
     space.free(child)
     assert (space.num_free_gpu_blocks, space.num_free_cpu_blocks) == (16, 16)
+
+
+def test_a_token_needs_a_slot_before_the_next() -> None:
+    for enable_prefix_caching in (False, True):
+        space = BlockSpaceManager(
+            CacheConfig(
+                block_size=4, num_gpu_blocks=3, enable_prefix_caching=enable_prefix_caching
+            )
+        )
+        group, seq = space.add_seq_group(prompt(4))
+        space.allocate(group)
+        space.append_token(seq, 7)
+        with pytest.raises(StepError, match="has 5 tokens and slots for 4; call append_slots"):
+            space.append_token(seq, 8)
+        space.append_slots(group)
+        for token in (8, 9, 10, 11):
+            space.append_token(seq, token)
+        assert len(space.block_table(seq)) == 2
+
+
+def test_a_swapped_group_has_no_computed_blocks() -> None:
+    space = BlockSpaceManager(
+        CacheConfig(block_size=4, num_gpu_blocks=4, num_cpu_blocks=16, enable_prefix_caching=True)
+    )
+    for number in range(5):
+        group, seq = space.add_seq_group(prompt(9) + 100 * number)
+        space.begin_step()
+        space.allocate(group)
+        space.mark_computed(seq, 8)
+        assert len(space.common_computed_blocks(group)) == 2
+        space.swap_out(group)
+        assert not len(space.common_computed_blocks(group))
+
+
+def test_metadata_is_that_of_the_open_step() -> None:
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32),
+        CacheConfig(block_size=4, num_gpu_blocks=16),
+    )
+    assert scheduler.seq_group_metadata() == []
+    scheduler.add_seq_group(prompt(8), arrival_time=0.0)
+    step = scheduler.schedule(0.0)
+    assert len(scheduler.seq_group_metadata()) == 1
+    scheduler.update_async(step.step_id)
+    assert scheduler.seq_group_metadata() == []

@@ -873,7 +873,7 @@ class Scheduler:
             ``StaleHandleError``: The group has ended.
         """
     def seq_group_metadata(self, *, delta: bool = False) -> list[SequenceGroupMetadata]:
-        """Return the scheduled groups of the last step as objects, in order.
+        """Return the scheduled groups of the open step as objects, in order; none without one.
 
         Args:
             delta: Return only the token ids of the step, and for decoding groups only the blocks
@@ -1242,6 +1242,7 @@ class BlockSpaceManager:
 
         Raises:
             ``RequestError``: A negative token.
+            ``StepError``: The sequence has no slot for its newest token.
             ``StaleHandleError``: The sequence has ended.
         """
     def mark_computed(self, seq: int, num_tokens: int) -> None:
@@ -1276,7 +1277,7 @@ class BlockSpaceManager:
             Handle of the child.
 
         Raises:
-            ``StepError``: The group has ``max_num_running_seqs`` sequences.
+            ``StepError``: The sequence has no device blocks.
             ``StaleHandleError``: The sequence has ended.
         """
     def can_swap_out(self, group: int) -> bool:

@@ -56,9 +56,13 @@ struct RowData {
     blocks: Vec<BlockId>,
 }
 
-/// Returns the groups of the open step, in its order.  As a delta the token ids are those of the
-/// step only, and the block table of a decoding group holds only the blocks that the step touches.
+/// Returns the groups of the open step, in its order; none where no step is open.  As a delta the
+/// token ids are those of the step only, and the block table of a decoding group holds only the
+/// blocks that the step touches.
 pub(crate) fn of_step(scheduler: &Scheduler, is_delta: bool) -> Result<Vec<Group>> {
+    if !scheduler.is_step_open() {
+        return Ok(Vec::new());
+    }
     let outputs = scheduler.outputs();
     let mut rows = outputs.rows.as_slice();
     let mut groups = Vec::with_capacity(outputs.scheduled_seq_groups.len());

@@ -89,6 +89,7 @@ impl BlockSpaceManager {
     ///
     /// Raises:
     ///     ``RequestError``: A negative token.
+    ///     ``StepError``: The sequence has no slot for its newest token.
     ///     ``StaleHandleError``: The sequence has ended.
     fn append_token(&mut self, seq: i64, token_id: TokenId) -> PyResult<()> {
         self.0.append_token(Handle::from_bits(seq), token_id).or_raise()
@@ -131,7 +132,7 @@ impl BlockSpaceManager {
     ///     Handle of the child.
     ///
     /// Raises:
-    ///     ``StepError``: The group has ``max_num_running_seqs`` sequences.
+    ///     ``StepError``: The sequence has no device blocks.
     ///     ``StaleHandleError``: The sequence has ended.
     fn fork(&mut self, seq: i64) -> PyResult<i64> {
         self.0.fork(Handle::from_bits(seq)).map(Handle::to_bits).or_raise()

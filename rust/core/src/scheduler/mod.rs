@@ -285,6 +285,11 @@ impl Scheduler {
         self.space.reset_prefix_cache()
     }
 
+    /// Whether a step is open: see invariant 1.
+    pub fn is_step_open(&self) -> bool {
+        self.is_step_open
+    }
+
     /// The decisions of the last step.
     pub fn outputs(&self) -> &SchedulerOutputs {
         &self.outputs

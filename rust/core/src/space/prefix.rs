@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::block::{Allocator, Prefix};
 use crate::config::KvKind;
 use crate::ids::{BlockId, TokenId};
-use crate::sequence::{Chain, GroupHandle, SeqHandle, Sequence, SequenceStore};
+use crate::sequence::{Chain, GroupHandle, SeqHandle, Sequence, SequenceStatus, SequenceStore};
 use crate::space::BlockSpaceManager;
 use crate::space::group::GroupBlocks;
 
@@ -318,13 +318,16 @@ impl BlockSpaceManager {
     }
 
     /// Leading blocks of a running group, its last excluded, that are computed and common to
-    /// all its sequences.
+    /// all its sequences; none of a group that is not running.
     pub fn common_computed_blocks<'a>(
         &self,
         store: &'a SequenceStore,
         group: GroupHandle,
     ) -> &'a [BlockId] {
         let Some(cache) = self.tiers.gpu.cached() else { return &[] };
+        if store.group(group).status != SequenceStatus::Running {
+            return &[];
+        }
         let mut tables = store.seqs_of(group).map(|seq| seq.table.blocks());
         let Some(first) = tables.next() else { return &[] };
         let without_last = first.len().saturating_sub(1);

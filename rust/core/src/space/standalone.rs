@@ -114,10 +114,17 @@ impl StandaloneSpace {
     ///
     /// # Errors
     /// [`Error::StaleHandle`], [`Error::Request`] for a negative token, [`Error::Step`] when the
-    /// sequence has no device blocks.
+    /// sequence has no device blocks, or none for its newest token.
     pub fn append_token(&mut self, seq: SeqHandle, token: TokenId) -> Result<()> {
-        let group = self.store.find_seq(seq)?.group();
+        let entry = self.store.find_seq(seq)?;
+        let (group, num_tokens) = (entry.group(), entry.len());
+        let num_slots = entry.table.len() * self.space.block_size();
         self.expect_status(group, SequenceStatus::Running)?;
+        permit(num_tokens <= num_slots, || {
+            format!(
+                "the sequence has {num_tokens} tokens and slots for {num_slots}; call append_slots"
+            )
+        })?;
         if token < 0 {
             return Err(Error::Request(format!("the token id is {token}; ids are at least 0")));
         }

@@ -72,7 +72,7 @@ impl Scheduler {
         Ok(block_array(py, blocks.or_raise()?))
     }
 
-    /// Return the scheduled groups of the last step as objects, in order.
+    /// Return the scheduled groups of the open step as objects, in order; none without one.
     ///
     /// Args:
     ///     delta: Return only the token ids of the step, and for decoding groups only the blocks
