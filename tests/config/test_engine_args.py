@@ -203,6 +203,12 @@ def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:
     } == {name: parameter.default for name, parameter in parameters.items()}
 
 
+def test_the_options_of_llm_make_the_same_arguments() -> None:
+    tags = {"reasoning_start_str": "a", "reasoning_end_str": "b"}
+    args = EngineArgs("smollm2", reasoning_config=tags, max_num_seqs=3)
+    assert EngineArgs(**args.llm_options) == args
+
+
 def test_type_checkers_see_the_same_options() -> None:
     written = typed_options.MODULE.read_text(encoding="utf-8")
     made = ast.parse(typed_options.module())

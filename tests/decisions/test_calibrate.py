@@ -35,7 +35,9 @@ def test_temperatures_are_fitted_to_a_file_of_examples(
     ]
     examples = write(tmp_path / "examples.jsonl", *lines)
     output = tmp_path / "calibration.json"
-    options = ("--model", str(stand_in), "--dtype", "float32", "--num-gpu-blocks", "128")
+    tags = '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'
+    sizes = ("--dtype", "float32", "--num-gpu-blocks", "128")
+    options = ("--model", str(stand_in), *sizes, "--reasoning-config", tags)
     nowhere = ("--examples", str(examples), "--output", str(tmp_path / "none" / "calibration.json"))
     assert main(["decide", "calibrate", "--model", "./not-loaded", *nowhere]) == 2
     assert "is no directory; create it first" in capsys.readouterr().err

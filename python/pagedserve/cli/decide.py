@@ -1,7 +1,6 @@
 """``pagedserve decide``: typed decisions; ``calibrate`` fits their temperatures."""
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         from pagedserve import LLM  # importing torch alone takes seconds
 
     reads = []
-    with LLM(**dataclasses.asdict(args)) as llm:
+    with LLM(**args.llm_options) as llm:
         for example in examples:
             decision = llm.decide(
                 example.state, example.questions, instructions=example.instructions

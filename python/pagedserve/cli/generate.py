@@ -57,7 +57,7 @@ def _generate(options: argparse.Namespace) -> int:
             load_ahead(args)
         from pagedserve import LLM  # importing torch alone takes seconds
 
-        llm = LLM(**dataclasses.asdict(args))
+        llm = LLM(**args.llm_options)
     started = time.perf_counter()
     if options.chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)

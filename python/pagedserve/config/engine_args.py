@@ -113,6 +113,11 @@ class EngineArgs(  # lists the fields of its last base first
             )
 
     @property
+    def llm_options(self) -> dict[str, Any]:
+        """Arguments of ``LLM``: the value of each field."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    @property
     def scheduler_options(self) -> dict[str, Any]:
         """Arguments of ``SchedulerConfig``, without those at the core's default."""
         adapters = {"max_loras": self.max_loras} if self.enable_lora else {}

@@ -1,6 +1,5 @@
 """``bench latency``: seconds that one batch takes from its prompts to its last token."""
 
-import dataclasses
 import time
 from functools import partial
 
@@ -24,7 +23,7 @@ def measure_latency(args: EngineArgs, options: LatencyOptions) -> BenchResult:
         ModelLoadError: The model cannot be found, read or run.
         RequestError: A parameter is not accepted.
     """
-    with LLM(**dataclasses.asdict(args)) as llm:
+    with LLM(**args.llm_options) as llm:
         check_length(llm, options.input_len, options.output_len)
         rng = np.random.default_rng(args.seed)
         measure = partial(_seconds_of_batch, llm, options, rng)

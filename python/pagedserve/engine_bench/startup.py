@@ -5,7 +5,6 @@ kernels; a warm one has what earlier starts have written there.  The files of th
 page cache of the system in both, after the first start.
 """
 
-import dataclasses
 import multiprocessing
 import os
 import tempfile
@@ -79,7 +78,7 @@ def _seconds_of_start(args: EngineArgs, cache: Path | None) -> float:
     from pagedserve.llm import LLM  # after the caches are known to it
 
     started = time.perf_counter()
-    llm = LLM(**dataclasses.asdict(args))
+    llm = LLM(**args.llm_options)
     seconds = time.perf_counter() - started
     llm.shutdown()
     return seconds

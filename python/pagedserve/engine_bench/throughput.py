@@ -1,6 +1,5 @@
 """``bench throughput``: requests and tokens per second, all requests given at once."""
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -30,7 +29,7 @@ def measure_throughput(args: EngineArgs, options: ThroughputOptions) -> BenchRes
         ModelLoadError: The model cannot be found, read or run.
         RequestError: A dataset is invalid, or a parameter is not accepted.
     """
-    with LLM(**dataclasses.asdict(args)) as llm:
+    with LLM(**args.llm_options) as llm:
         requests = _requests(llm, options, options.num_prompts, (args.seed, _MEASURED))
         if len(requests) < options.num_prompts:
             text = f"--dataset-path has {len(requests)} requests, fewer than --num-prompts"
