@@ -1,5 +1,6 @@
 """Files and batches as OpenAI's own client sees them, against a server of the formula."""
 
+import errno
 import json
 import socket
 import time
@@ -18,6 +19,7 @@ from openai.types import FileObject as File
 from pagedserve import EngineArgs
 from pagedserve.errors import ConfigError
 from pagedserve.server.batches import service
+from pagedserve.server.batches.output_file import OutputFile
 from pagedserve.server.batches.protocol import BatchObject
 from pagedserve.server.files import store
 from pagedserve.server.files.lock import lock_directory
@@ -450,6 +452,23 @@ def test_a_full_queue_delays_a_batch_and_fails_none(tmp_path: Path) -> None:
         ended = wait_for(client, batch)
         assert ended.error_file_id is None
         assert texts(answers(client, ended.output_file_id)) == expected(6)
+        served.wait_until_idle()
+
+
+def test_a_batch_that_fails_leaves_its_sequences_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with serving(tmp_path, {"max_num_seqs": 1}) as served, client_of(served) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputFile, "add_response", full)
+            ended = wait_for(client, create(client, lines(3)))  # the second waits for the first
+        assert ended.errors is not None
+        assert ended.errors.data is not None
+        assert ended.errors.data[0].message == "No space left on device"
+        assert wait_for(client, create(client, lines(2))).status == "completed"
         served.wait_until_idle()
 
 

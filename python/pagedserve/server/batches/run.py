@@ -175,7 +175,9 @@ class BatchRun:
             self._refuse(request, request_id, error)
             return
         await self._capacity.take(job.num_seqs)
-        tasks.create_task(self._answer(request, request_id, job))
+        answer = tasks.create_task(self._answer(request, request_id, job))
+        # Also if it is cancelled before it begins.
+        answer.add_done_callback(lambda _: self._capacity.give_back(job.num_seqs))
         await asyncio.sleep(0)  # it is counted among the requests of the server
 
     async def _job(self, request: BatchRequest, request_id: str) -> Job:
@@ -199,8 +201,6 @@ class BatchRun:
         else:
             self._output.add_response(request, request_id, content)
             self._advance()
-        finally:
-            self._capacity.give_back(job.num_seqs)
 
     async def _when_accepted(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Attempt something again as long as the server has no capacity for it."""
