@@ -10,7 +10,7 @@ import pytest
 
 from pagedserve.errors import ConfigError
 from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine, InputFile, input_file
-from pagedserve.server.batches.output_file import OutputFile, output_file
+from pagedserve.server.batches.output_file import OutputFile, divide, output_file
 from pagedserve.server.batches.requests import BatchRequest, LineError, RequestReader
 from pagedserve.server.http.apis import OPENAI
 from pagedserve.server.http.errors import ServerError
@@ -132,6 +132,22 @@ def test_a_torn_last_line_is_cut_off_and_written_again(
     assert (output.num_lines, output.num_errors) == (len(IDS), len(IDS) // 2)
     assert [json.loads(line)["custom_id"] for line in whole.splitlines()] == list(IDS)
     assert not write(path, source, IDS).was_torn
+
+
+def test_a_torn_last_line_is_divided_from_none(tmp_path: Path, source: Path) -> None:
+    path, good, bad = (tmp_path / name for name in ("out.jsonl", "good", "bad"))
+    write(path, source, IDS)
+    os.truncate(path, path.stat().st_size - 1)
+    assert divide(path, good, bad) == (len(IDS) // 2, len(IDS) // 2 - 1)
+    assert all(each.read_bytes().endswith(b"}\n") for each in (good, bad))
+
+
+def test_outputs_that_cannot_be_written_are_deleted(tmp_path: Path, source: Path) -> None:
+    path, good = tmp_path / "out.jsonl", tmp_path / "good"
+    write(path, source, IDS)
+    with pytest.raises(OSError, match="Is a directory"):
+        divide(path, good, tmp_path)
+    assert not good.exists()
 
 
 def test_a_line_without_an_id_is_known_by_its_number(tmp_path: Path, source: Path) -> None:

@@ -21,7 +21,8 @@ from pagedserve.errors import ConfigError
 from pagedserve.server.batches import service
 from pagedserve.server.batches.output_file import OutputFile
 from pagedserve.server.batches.protocol import BatchObject
-from pagedserve.server.files import store
+from pagedserve.server.batches.service import BatchService
+from pagedserve.server.files import records, store
 from pagedserve.server.files.lock import lock_directory
 from pagedserve.server.files.protocol import FileObject
 from pagedserve.server.files.records import Records
@@ -455,12 +456,13 @@ def test_a_full_queue_delays_a_batch_and_fails_none(tmp_path: Path) -> None:
         served.wait_until_idle()
 
 
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_batch_that_fails_leaves_its_sequences_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with serving(tmp_path, {"max_num_seqs": 1}) as served, client_of(served) as client:
         with monkeypatch.context() as patch:
             patch.setattr(OutputFile, "add_response", full)
@@ -469,6 +471,43 @@ def test_a_batch_that_fails_leaves_its_sequences_to_the_next(
         assert ended.errors.data is not None
         assert ended.errors.data[0].message == "No space left on device"
         assert wait_for(client, create(client, lines(2))).status == "completed"
+        served.wait_until_idle()
+
+
+def noted(tries: list[object]) -> Callable[..., Any]:
+    """The end of a batch, which notes each try."""
+    finish = BatchService._finish
+
+    async def noting(*given: Any) -> None:
+        tries.append(given)
+        await finish(*given)
+
+    return noting
+
+
+@pytest.mark.parametrize(("retry", "status"), [(0.01, "completed"), (600, "cancelled")])
+def test_a_full_disk_delays_the_end_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: float, status: str
+) -> None:
+    monkeypatch.setattr(service, "_RETRY", retry)
+    with serving(tmp_path, {"max_num_seqs": 2}) as served, client_of(served) as client:
+        slowly(served, 0.01)
+        batch = create(client, lines(3))
+        wait_for(client, batch, lambda now: num_completed(now) >= 1)
+        tries: list[object] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "replace_file", full)
+            patch.setattr(BatchService, "_finish", noted(tries))
+            for _ in range(2):
+                with pytest.raises(openai.InternalServerError):
+                    client.batches.cancel(batch.id, extra_headers={"Connection": "close"})
+            served.wait_until(lambda: len(tries) > 0)
+            assert client.batches.retrieve(batch.id).status == "in_progress"
+        if status == "cancelled":
+            client.batches.cancel(batch.id)
+        ended = wait_for(client, batch)
+        assert ended.status == status
+        assert texts(answers(client, ended.output_file_id)) == expected(3)
         served.wait_until_idle()
 
 

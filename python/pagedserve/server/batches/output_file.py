@@ -158,19 +158,29 @@ class OutputFile:
 def divide(responses: Path, output: Path, errors: Path) -> tuple[int, int]:
     """Divide a file of responses into one of successes and one of errors, which may be empty.
 
+    An incomplete last line is left out.
+
     Returns:
         Numbers of successes and of errors.
 
     Raises:
-        OSError: One cannot be read or written.
+        OSError: One cannot be read or written; then both are deleted.
     """
-    with responses.open("rb") as lines, output.open("wb") as good, errors.open("wb") as bad:
-        num_good = num_lines = 0
-        for line in lines:
-            found = _LINE.match(line)
-            is_success = found is not None and found[3] is not None and int(found[3]) == _SUCCESS
-            (good if is_success else bad).write(line)
-            num_good, num_lines = num_good + is_success, num_lines + 1
+    num_good = num_lines = 0
+    try:
+        with responses.open("rb") as lines, output.open("wb") as good, errors.open("wb") as bad:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                found = _LINE.match(line)
+                status = None if found is None else found[3]
+                is_success = status is not None and int(status) == _SUCCESS
+                (good if is_success else bad).write(line)
+                num_good, num_lines = num_good + is_success, num_lines + 1
+    except OSError:
+        output.unlink(missing_ok=True)
+        errors.unlink(missing_ok=True)
+        raise
     return num_good, num_lines - num_good
 
 

@@ -5,6 +5,7 @@ Invariants:
 1. The state of a batch is stored before a client sees it, but for the counts of a running one.
 2. A batch that has not ended has its responses so far in a file beside its object.  At its end they
    become files of its API key: first these are stored, then the end, and then that file is deleted.
+   Where they cannot be stored, as on a full disk, this is tried again until they are.
 3. A request of a batch is started only where no request waits, and batches leave a quarter of the
    sequences free.  Their priority is the lowest.
 """
@@ -46,6 +47,8 @@ MAX_BATCHES: Final = 1000
 _MAX_RUNNING: Final = 4
 # Part of the sequences of the scheduler that batches may have.
 _SHARE: Final = 3 / 4
+# Seconds until the files of a batch are written again, where they could not be.
+_RETRY: Final = 60.0
 _ROOT: Final = "/v1/"
 _LOWEST_PRIORITY: Final = MAX_INT
 
@@ -180,12 +183,19 @@ class BatchService:
         end: End | None = "cancelled"
         if batch.cancelling_at is None:  # else it was cancelled before the server was restarted
             end = await self._end(owner, batch, capacity)
-        if end is None:
-            return
-        try:
-            await self._finish(owner, batch, end)
-        except OSError:  # the next start resumes it
-            logger.exception("a batch could not be finished")
+        while end is not None:
+            try:
+                await self._finish(owner, batch, end)
+            except OSError:  # of a full disk, for example
+                logger.exception("a batch could not be finished; the next try is in %g s", _RETRY)
+            else:
+                return
+            try:
+                await asyncio.sleep(_RETRY)
+            except asyncio.CancelledError:
+                if batch.cancelling_at is None:  # the server ends, and its next start resumes it
+                    raise
+                end = "cancelled"
 
     async def _end(self, owner: bytes, batch: BatchObject, capacity: Capacity) -> End | None:
         """Work through a batch; return how it has ended, None if the engine has died."""
@@ -272,10 +282,9 @@ class BatchService:
 
     def _enter(self, owner: bytes, batch: BatchObject, status: Status) -> None:
         """Store a new status, with the time of its first occurrence."""
-        batch.status = status
-        if getattr(batch, f"{status}_at") is None:
-            setattr(batch, f"{status}_at", int(time.time()))
-        self.records.put(owner, batch)
+        at = f"{status}_at"
+        first = getattr(batch, at) or int(time.time())
+        self.records.put(owner, batch, **{"status": status, at: first})
 
     def _responses(self, batch: BatchObject) -> Path:
         """Path of the responses of a batch that has not ended."""

@@ -56,11 +56,15 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file that is whole whenever it exists.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be written; the file is as before.
     """
     partial = path.with_name(path.name + _PARTIAL)
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class Records(Generic[T]):
@@ -111,14 +115,21 @@ class Records(Generic[T]):
         found = self._records.values()
         return iter(sorted(found, key=lambda stored: (stored[1].created_at, stored[1].id)))
 
-    def put(self, owner: bytes, record: T) -> None:
+    def put(self, owner: bytes, record: T, **changes: Any) -> None:
         """Store an object, or its new state.
+
+        Args:
+            owner: Digest of the API key.
+            record: The object.
+            **changes: New values of fields, which it has once they are stored.
 
         Raises:
             OSError: It cannot be written.
         """
-        stored = {"owner": owner.hex(), "record": record.model_dump()}
+        stored = {"owner": owner.hex(), "record": record.model_dump() | changes}
         replace_file(self._path(record.id), json.dumps(stored).encode())
+        for name, value in changes.items():
+            setattr(record, name, value)
         self._records[record.id] = owner, record
 
     def get(self, owner: bytes, record_id: str, *, param: str) -> T:

@@ -114,13 +114,13 @@ class FileStore:
         Raises:
             OSError: It cannot be read or written.
         """
-        self.num_bytes -= sum(file.bytes for _, file in self.records if file.id == file_id)
         num_bytes = self.path(file_id).stat().st_size
         if not num_bytes:
             self.path(file_id).unlink()
             return False
-        self.num_bytes += num_bytes
+        num_before = sum(file.bytes for _, file in self.records if file.id == file_id)
         self._add(owner, file_id, num_bytes, filename, is_output=True)
+        self.num_bytes += num_bytes - num_before
         return True
 
     def _add(
