@@ -208,3 +208,17 @@ def test_a_path_may_have_equals_signs() -> None:
 def test_adapters_without_enable_lora_are_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="lora_modules is given without enable_lora"):
         prepare(EngineArgs("/no/such/model"), ServerArgs(lora_modules=("a=b",)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lora_modules": ("a=x", '{"name": "a", "path": "y"}')},
+        {"lora_modules": ("a=x",), "served_model_name": ("b", "a")},
+    ],
+)
+def test_names_that_are_taken_are_refused_before_a_model_is_loaded(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="lora_modules has the name 'a', which the model or"):
+        prepare(EngineArgs("/no/such/model", enable_lora=True), ServerArgs(**given))
+    with pytest.raises(ConfigError, match="lora_modules has the name 'smollm2'"):
+        prepare(EngineArgs("smollm2", enable_lora=True), ServerArgs(lora_modules=("smollm2=x",)))

@@ -55,7 +55,7 @@ def run_batch(
     default_params: Future[SamplingParams] = Future()
     client = start_engine(engine_args, server_args, default_params)
     client.wait_until_ready()
-    names = server_args.served_model_name or (engine_args.model,)
+    names = server_args.model_names(engine_args.model)
     context = make_context(
         client, names, server_args, default_params=default_params, chat_template=chat_template
     )

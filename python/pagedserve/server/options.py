@@ -404,6 +404,10 @@ class ServerArgs:
         TOOL_PARSERS.check("tool_call_parser", self.tool_call_parser)
         REASONING_PARSERS.check("reasoning_parser", self.reasoning_parser)
 
+    def model_names(self, model: str) -> tuple[str, ...]:
+        """Names of a model in requests; responses have the first."""
+        return self.served_model_name or (model,)
+
     @classmethod
     def add_answer_args(cls, parser: argparse.ArgumentParser) -> None:
         """Give a parser the options that change a response, and no others."""

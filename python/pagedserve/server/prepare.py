@@ -9,7 +9,7 @@ from pagedserve.errors import ConfigError
 from pagedserve.inputs.chat import read_chat_template
 from pagedserve.server.files.lock import lock_directory
 from pagedserve.server.http.listen import Listener, allow_descriptors, listen
-from pagedserve.server.options import ServerArgs
+from pagedserve.server.options import LoraModule, ServerArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,17 @@ def read_files(engine_args: EngineArgs, server_args: ServerArgs) -> str | None:
     """Read the chat template that the options name; None uses the model's own.
 
     Raises:
-        ConfigError: The file cannot be read, or adapters are given that the engine cannot take.
+        ConfigError: The file cannot be read, or adapters are given that the engine cannot take, or
+            whose names are taken.
     """
     if server_args.lora_modules and not engine_args.enable_lora:
         raise ConfigError("lora_modules is given without enable_lora; give both")
+    taken = {*server_args.model_names(engine_args.model)}
+    for name in (LoraModule.parse(text).name for text in server_args.lora_modules):
+        if name in taken:
+            raise ConfigError(
+                f"lora_modules has the name {name!r}, which the model or another adapter has; "
+                "give each a separate name"
+            )
+        taken.add(name)
     return read_chat_template(server_args.chat_template)

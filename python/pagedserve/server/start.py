@@ -53,7 +53,7 @@ def serve(
         from pagedserve.server.run import run
     return run(
         client,
-        server_args.served_model_name or (engine_args.model,),
+        server_args.model_names(engine_args.model),
         server_args,
         prepared,
         default_params=default_params,
