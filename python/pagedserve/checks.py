@@ -8,6 +8,7 @@ function that takes the limits, so that a table of checks reads like the documen
 import difflib
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
@@ -51,6 +52,21 @@ def check_directory(output: Path) -> None:
     """
     if not output.parent.is_dir():
         raise ConfigError(f"output: {str(output.parent)!r} is no directory; create it first")
+
+
+def check_replaceable(output: Path, source: Path) -> None:
+    """Check that an output file can be written, also in the place of one, and is not the input.
+
+    Raises:
+        ConfigError: It cannot, or it is.
+    """
+    check_directory(output)
+    if output.is_dir():
+        raise ConfigError(f"output: {str(output)!r} is a directory; give a file")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise ConfigError(f"output: cannot write {str(output)!r}: permission denied")
+    if output.exists() and output.samefile(source):
+        raise ConfigError(f"output: {str(output)!r} is the input file; give another")
 
 
 def real(

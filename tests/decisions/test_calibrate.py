@@ -1,6 +1,7 @@
 """``pagedserve decide calibrate``, and the files of examples that it reads."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,6 @@ def test_temperatures_are_fitted_to_a_file_of_examples(
     tags = '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'
     sizes = ("--dtype", "float32", "--num-gpu-blocks", "128")
     options = ("--model", str(stand_in), *sizes, "--reasoning-config", tags)
-    nowhere = ("--examples", str(examples), "--output", str(tmp_path / "none" / "calibration.json"))
-    assert main(["decide", "calibrate", "--model", "./not-loaded", *nowhere]) == 2
-    assert "is no directory; create it first" in capsys.readouterr().err
     files = ("--examples", str(examples), "--output", str(output))
     assert main(["decide", "calibrate", *options, *files]) == 0
     assert "12 answers: log loss" in capsys.readouterr().out
@@ -54,6 +52,35 @@ def test_temperatures_are_fitted_to_a_file_of_examples(
     assert calibration == Calibration.fitted(reads)
     assert calibration.temperatures["score"] == 1
     assert calibration.log_loss(reads) < Calibration().log_loss(reads)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("none/calibration.json", "is no directory; create it first"),
+        ("folder", "is a directory; give a file"),
+        ("link", "is the input file; give another"),
+        ("kept", "cannot write"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    message: str,
+) -> None:
+    line = {"state": 1, "questions": QUESTIONS, "answers": {"late": True}}
+    examples = write(tmp_path / "examples", line)
+    before = examples.read_bytes()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(examples)
+    (tmp_path / "kept").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "kept")  # root may write all
+    files = ("--examples", str(examples), "--output", str(tmp_path / output))
+    assert main(["decide", "calibrate", "--model", "./not-loaded", *files]) == 2
+    assert message in capsys.readouterr().err
+    assert examples.read_bytes() == before
 
 
 def test_labels_are_the_indices_of_the_options(tmp_path: Path) -> None:

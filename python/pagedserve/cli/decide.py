@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pagedserve.checks import check_directory
+from pagedserve.checks import check_replaceable
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, extra_needed
@@ -48,7 +48,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         raise ConfigError("no model: give --model")
     args = EngineArgs.from_cli_args(options)
     examples = read_examples(options.examples)
-    check_directory(options.output)
+    check_replaceable(options.output, options.examples)
     extra = choose_backend(args).extra
     check_early(args, "pagedserve decide", extra)
     with extra_needed("pagedserve decide", extra):
@@ -62,10 +62,10 @@ def _calibrate(options: argparse.Namespace) -> int:
             )
             reads += example.reads(decision)
     calibration = Calibration.fitted(reads)
-    calibration.save(options.output)
     shown = ", ".join(f"{kind} {value:.3f}" for kind, value in calibration.temperatures.items())
     print(
         f"{len(reads)} answers: log loss {Calibration().log_loss(reads):.4f}, calibrated "
         f"{calibration.log_loss(reads):.4f}; temperatures: {shown}"
     )
+    calibration.save(options.output)
     return 0
