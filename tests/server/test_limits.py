@@ -10,6 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from pagedserve.server.decisions.protocol import DecisionBody
 from pagedserve.server.http import bounds, connection
 from pagedserve.server.http.body import parsed, read_body
 from pagedserve.server.http.bounds import (
@@ -39,6 +40,7 @@ ROUTES: Final = {
     "input": "/v1/embeddings",
     "score": "/score",
     "rerank": "/rerank",
+    "decision": "/v1/systemone",
     "abort": "/abort_requests",
     "load": "/v1/load_lora_adapter",
     "ollama": "/api/chat",
@@ -52,6 +54,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
     "input": {},
     "score": {"text_1": "x", "text_2": "x"},
     "rerank": {"query": "x"},
+    "decision": {"questions": {"q": {"type": "noul"}}},
     "abort": {},
     "load": {"lora_name": "x", "lora_path": "x"},
     "ollama": {"model": "formula", "messages": [{"role": "user", "content": "x"}], "stream": False},
@@ -117,6 +120,7 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ("options.stop", "strings"): ("ollama", lambda n: stopped(texts(n))),
     ("options.stop[]", "characters"): ("ollama", lambda n: stopped(["x", "x" * n])),
     ("system", "parts"): ("message", lambda n: {"system": [{"type": "text", "text": "x"}] * n}),
+    ("state", "elements"): ("decision", lambda n: {"state": [1] * n}),
     ("messages", "messages"): (
         "chat",
         lambda n: {"messages": [{"role": "user", "content": "x"}] * n},
@@ -154,6 +158,7 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
 ELSEWHERE: Final = {
     "model": 404,  # there is none of that name
     "input": 400,  # the model generates
+    "state": 400,  # has more tokens than elements
     "text_1": 400,
     "text_2": 400,
     "documents": 400,
@@ -318,6 +323,13 @@ def test_a_stream_goes_on_beside(large: Served, kind: str) -> None:
     executor.before_sampling = lambda: None
     assert text == text_after(FormulaModel(), PROMPT, 300)
     assert large.context.num_open_body_bytes == 0
+
+
+def test_a_text_of_a_decision_is_bounded_by_the_models_length(large: Served) -> None:
+    answer = post(large, "decision", {"state": "x" * (16 * LENGTH + 1)})
+    assert f"characters; at most {16 * LENGTH} are accepted" in answer.json()["error"]["message"]
+    body = {"state": "x" * (16 * LENGTH), "questions": {}}
+    assert read_body(json.dumps(body).encode(), DecisionBody, {}).model_dump()["state"]
 
 
 def test_a_batch_of_token_ids_may_have_more_values(large: Served) -> None:

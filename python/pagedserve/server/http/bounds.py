@@ -97,6 +97,7 @@ BOUNDS: Final = (
     Bound("messages[].content", 1024, "parts"),
     Bound("messages[].tool_calls", 512, "calls"),
     Bound("system", 1024, "parts"),
+    Bound("state", MODEL_LENGTH, "elements"),
     Bound("chat_template", 1 << 18, "characters"),
     Bound("chat_template_kwargs", 128, "variables"),
     Bound("tools", 512, "tools"),
@@ -117,7 +118,10 @@ MAX_FIELD_CHARS: Final = max(
 
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset(
-    {"prompt", "suffix", "input", "instructions", "query", "text_1", "text_2", "messages", "system"}
+    {
+        *("prompt", "suffix", "input", "instructions", "query", "text_1", "text_2"),
+        *("messages", "system", "state"),
+    }
 )
 # Other fields, and the body itself.
 OTHER_FIELDS: Final = {"characters": 1 << 16, "elements": 1024}
