@@ -91,6 +91,20 @@ def test_labels_are_the_indices_of_the_options(tmp_path: Path) -> None:
     assert example.instructions == "Sort."
 
 
+def test_a_line_may_have_a_byte_order_mark_and_other_separators(tmp_path: Path) -> None:
+    line = {"state": "a\u2028b\u2029c\x85d", "questions": QUESTIONS, "answers": {"late": True}}
+    text = json.dumps(line, ensure_ascii=False)
+    (tmp_path / "examples").write_bytes(f"\ufeff{text}\r\n{text}\n".encode())
+    examples = read_examples(tmp_path / "examples")
+    assert [example.state for example in examples] == [line["state"]] * 2
+
+
+def test_a_line_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "examples").write_text("[" * 100_000)
+    with pytest.raises(RequestError, match="line 1 is not JSON: maximum recursion depth"):
+        read_examples(tmp_path / "examples")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -59,7 +59,7 @@ def read_examples(path: str | Path) -> list[Example]:
             names the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise RequestError(f"the examples {path} cannot be read: {reason(error)}") from error
     examples = [
@@ -75,7 +75,7 @@ def read_examples(path: str | Path) -> list[Example]:
 def _example(line: str, place: str) -> Example:
     try:
         given: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{place} is not JSON: {error}") from error
     if not isinstance(given, dict) or "state" not in given or given.keys() - _FIELDS:
         raise RequestError(f"{place} must be an object with {', '.join(sorted(_FIELDS))}")
