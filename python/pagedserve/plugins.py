@@ -3,8 +3,11 @@
 Nothing is imported before an option names it: an installed package alone changes nothing.
 """
 
+import hashlib
 import importlib
 import importlib.util
+import os
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -61,13 +64,17 @@ def module_of_file(option: str, path: str) -> ModuleType:
         ConfigError: It does not exist, or cannot be imported.
     """
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(f"pagedserve_plugin_{file.stem}", file)
+    digest = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
+    name = f"pagedserve_plugin_{file.stem}_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"{option} is {path!r}; it must be a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses find the names of postponed annotations
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise ConfigError(
             f"{option} is {path!r}, which cannot be imported: {type(error).__name__}: {error}"
         ) from error

@@ -4,6 +4,7 @@ The example of docs/plugins.md is the plug-in of most tests.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,28 @@ def test_a_bad_plugin_is_refused_by_name(
     path = "/nowhere.py" if code is None else plugin(code)
     with pytest.raises(ConfigError, match=error):
         ServerArgs(tool_parser_plugin=path, tool_call_parser="absent")
+
+
+def test_files_of_one_name_are_separate_modules_with_dataclasses(tmp_path: Path) -> None:
+    code = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Kept:
+    number: int = {number}
+"""
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "plugin.py").write_text(code.format(number=number))
+    found = [module_of_file("x", str(tmp_path / str(number) / "plugin.py")) for number in range(2)]
+    assert [module.Kept().number for module in found] == [0, 1]
+    assert [sys.modules[module.__name__] for module in found] == found
+    (tmp_path / "plugin.py").write_text("raise KeyError(7)")
+    known = {*sys.modules}
+    with pytest.raises(ConfigError, match="cannot be imported: KeyError"):
+        module_of_file("x", str(tmp_path / "plugin.py"))
+    assert {*sys.modules} == known
 
 
 def test_the_command_line_takes_plugins(plugin: Callable[[str], str]) -> None:
