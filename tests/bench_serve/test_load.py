@@ -219,12 +219,16 @@ def test_a_prompt_is_as_long_as_its_trace_says_whatever_its_blocks_hold(
     [
         ("a.txt", "", "neither .csv nor .jsonl"),
         ("a.csv", "a,b\n1,2\n", "has the columns a, b; known are Azure"),
+        ("a.csv", "\ufeffa,b\n1,2\n", "has the columns a, b; known are Azure"),
+        ("a.csv", "a,b\n1,2\n1,2,3\n", "request 2 has more fields than the header has columns"),
         ("a.csv", "ContextTokens,GeneratedTokens,TIMESTAMP\n5,x,2023-01-01\n", "request 1: "),
         ("a.csv", "ContextTokens,GeneratedTokens,TIMESTAMP\n", "has no requests"),
         ("a.jsonl", '{"timestamp": 0, "input_length": 5}', "known are Azure"),
         ("a.jsonl", MOONCAKE_ROW % "[0, -1]", "request 1: .*block ids are integers"),
         ("a.jsonl", MOONCAKE_ROW % "3", "request 1: "),
         ("a.jsonl", "{", "line 1: "),
+        ("a.jsonl", "[" * 100_000, "line 1: maximum recursion depth"),
+        ("a.jsonl", "9" * 5000, "line 1: Exceeds the limit"),
         ("a.csv.gz", "not gzipped", "cannot read --dataset-path"),
         (None, "", "cannot read --dataset-path"),
     ],
@@ -236,4 +240,13 @@ def test_a_bad_trace_is_refused(
     if name is not None:
         path.write_text(content, encoding="utf-8")
     with pytest.raises(RequestError, match=words):
+        load_of(*traced(path))
+
+
+def test_a_damaged_gzip_file_is_refused(load_of: Callable[..., Load], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    content = bytearray(gzip.compress(AZURE.encode() * 100))
+    content[20:40] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match="is damaged: Error -3 while decompressing"):
         load_of(*traced(path))

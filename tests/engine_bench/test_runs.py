@@ -187,11 +187,16 @@ def test_an_output_length_is_that_of_all_conversations(
     assert [len(output.outputs[0].token_ids) for output in batches[0]] == [3, 3]
 
 
+SURROGATE = [{"conversations": [{"value": "a \ud800"}, {"value": "b"}]}]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "is no JSON"),
-        ("{}", "is no list of conversations"),
+        ("[" * 100_000, "is no JSON: maximum recursion depth"),
+        ("\ufeff{}", "is no list of conversations"),
+        (json.dumps(SURROGATE), "is no valid Unicode text: surrogates not allowed"),
         (json.dumps(LEFT_OUT), "has no conversation of 4 tokens or more"),
         (None, "cannot read --dataset-path"),
     ],
@@ -205,7 +210,7 @@ def test_bad_conversations_are_refused(
 ) -> None:
     path = tmp_path / "sharegpt.json"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
     given = ("--model", str(stand_in), "--backend", "native", "--dataset-path", str(path))
     assert main(["bench", "throughput", *given]) == 2
     assert words in capsys.readouterr().err

@@ -6,6 +6,7 @@ Requests are CSV with a header or one JSON object per line, optionally gzipped.
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,12 +31,20 @@ def read_records(path: Path) -> Iterator[Record]:
     is_csv = name.endswith(".csv")
     open_text = gzip.open if path.name.endswith(".gz") else open
     try:
-        with open_text(path, "rt", encoding="utf-8", newline="") as lines:
-            yield from csv.DictReader(lines) if is_csv else _json_records(path, lines)
+        with open_text(path, "rt", encoding="utf-8-sig", newline="") as lines:
+            yield from (_csv_records if is_csv else _json_records)(path, lines)
     except OSError as error:
         raise RequestError(f"cannot read --dataset-path {path}: {error}") from error
-    except (csv.Error, UnicodeDecodeError, EOFError) as error:
+    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise RequestError(f"--dataset-path {path} is damaged: {error}") from error
+
+
+def _csv_records(path: Path, lines: TextIO) -> Iterator[Record]:
+    for number, record in enumerate(csv.DictReader(lines), start=1):
+        if None in record:
+            text = f"request {number} has more fields than the header has columns"
+            raise RequestError(f"--dataset-path {path}: {text}")
+        yield record
 
 
 def _json_records(path: Path, lines: TextIO) -> Iterator[Record]:
@@ -44,7 +53,7 @@ def _json_records(path: Path, lines: TextIO) -> Iterator[Record]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"--dataset-path {path}: line {number}: {error}") from error
         if not isinstance(record, dict):
             raise RequestError(f"--dataset-path {path}: line {number} is no JSON object")

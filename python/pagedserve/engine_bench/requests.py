@@ -14,6 +14,7 @@ from pagedserve.bench.prompts import length_around, random_token_ids
 from pagedserve.engine_bench.options import ThroughputOptions
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.inputs import TokensPrompt
+from pagedserve.inputs.prompts import check_unicode
 from pagedserve.llm import LLM
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import SamplingParams
@@ -73,7 +74,7 @@ def sharegpt_requests(
     """Requests of the first turns of conversations, in random order.
 
     Raises:
-        RequestError: The file is invalid.
+        RequestError: The file is invalid, or a turn is no valid Unicode.
     """
     path, encode = options.dataset_file(), llm.get_tokenizer()
     conversations = [turns for record in _records(path) if (turns := _first_turns(record))]
@@ -82,6 +83,7 @@ def sharegpt_requests(
         if num_found == num_requests:
             return
         question, answer = conversations[index]
+        check_unicode(question + answer, f"a turn of --dataset-path {path}")
         token_ids = list(encode(question).input_ids)
         num_output = options.output_len or len(encode(answer).input_ids)
         is_short = options.output_len is None and num_output < _MIN_LEN
@@ -100,10 +102,10 @@ def _records(path: Path) -> Sequence[Any]:
     if path.suffix != ".json":
         return list(read_records(path))
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RequestError(f"cannot read --dataset-path {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"--dataset-path {path} is no JSON: {error}") from error
     if not isinstance(found, list):
         raise RequestError(f"--dataset-path {path} is no list of conversations")
