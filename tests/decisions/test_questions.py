@@ -64,7 +64,8 @@ def test_a_score_has_a_digit_for_each_level() -> None:
     [
         ({}, "must be a mapping of ids to questions, at least one"),
         ([{"type": "noul"}], "must be a mapping"),
-        ({"": {"type": "noul"}}, "must be a string, not empty"),
+        ({"": {"type": "noul"}}, "an id of questions is ''; it must be a non-empty string"),
+        ({"\ud800": {"type": "noul"}}, r"an id of questions is '\\ud800'; it must be .* Unicode"),
         ({"q": "noul"}, "question 'q' is 'noul'; it must be an object"),
         (
             {"q": {"type": "essay"}},

@@ -108,7 +108,7 @@ def test_any_json_is_a_state(served: Served) -> None:
         ({"questions": {"q": {"type": "essay"}}}, "questions", "noul"),
         ({"questions": {"q": {"type": "noul", "weight": 1}}}, "questions", "weight"),
         ({"questions": {"q": {"type": "score", "criteria": ["a"]}}}, "questions", "two levels"),
-        ({"questions": {"": {"type": "noul"}}}, "questions", "not empty"),
+        ({"questions": {"": {"type": "noul"}}}, "questions", "non-empty"),
         (
             {"questions": {str(i): {"type": "noul"} for i in range(9)}},
             None,

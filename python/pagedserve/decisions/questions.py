@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict, get_args
 
+import pagedserve.checks as checks
 from pagedserve.errors import RequestError
 
 QuestionType: TypeAlias = Literal["choice", "noul", "score"]
@@ -97,8 +98,7 @@ def parse_questions(questions: object) -> list[ParsedQuestion]:
 
 
 def _parsed(question_id: object, question: object) -> ParsedQuestion:
-    if not isinstance(question_id, str) or not question_id:
-        raise _refusal(f"a question has the id {question_id!r}; it must be a string, not empty")
+    question_id = checks.text("an id of questions", question_id)
     name = f"question {question_id!r}"
     if not isinstance(question, Mapping):
         raise _refusal(f"{name} is {question!r:.80}; it must be an object with a type")
