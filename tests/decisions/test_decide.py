@@ -239,6 +239,36 @@ def test_what_cannot_be_asked_is_refused_by_name(load: Any, llm: LLM) -> None:
             small.decide("x", many)
 
 
+class NotedTokenizer:
+    """A tokenizer that notes the texts that it encodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.texts.append(text)
+        return self._tokenizer(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def test_a_label_is_encoded_after_the_end_of_its_prompt_alone(llm: LLM) -> None:
+    tokenizer: Any = NotedTokenizer(llm.get_tokenizer())
+    state = "word " * 90
+    asked = Asked(state=state, questions=parse_questions(QUESTIONS))
+    prompt = DecisionPrompts(tokenizer).make(asked)
+    whole = [text for text in tokenizer.texts if state in text]
+    assert len(whole) == len(QUESTIONS)
+    for text, question, branch in zip(whole, asked.questions, prompt["branches"], strict=True):
+        token_ids = [*prompt["prompt_token_ids"], *branch["prompt_token_ids"]]
+        labels = zip(question.labels, branch["label_token_ids"], strict=True)
+        for label, token_id in labels:
+            encoded = tokenizer(text + label, add_special_tokens=False).input_ids
+            assert encoded == [*token_ids, token_id]
+
+
 def test_prompts_with_branches_are_checked(llm: LLM) -> None:
     branch: Any = {"prompt_token_ids": [5], "label_token_ids": [6, 7]}
     read = SamplingParams(temperature=0, max_tokens=1, detokenize=False)

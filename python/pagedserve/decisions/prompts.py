@@ -145,15 +145,31 @@ class DecisionPrompts:
     def _encoded_label(
         self, question: ParsedQuestion, label: str, text: str, token_ids: list[int]
     ) -> int:
-        encoded = self.tokenizer(text + label, add_special_tokens=False, verbose=False).input_ids
-        *before, last = encoded
-        if before != token_ids:
+        tail, tail_ids = self._tail(text, token_ids)
+        *before, last = self._encoded(tail + label)
+        if before != tail_ids:
             raise RequestError(
                 f"the label {label!r} of question {question.question_id!r} is not one token after "
                 "the chat prompt of this model; a label must be one",
                 param="questions",
             )
-        return int(last)
+        return last
+
+    def _tail(self, text: str, token_ids: list[int]) -> tuple[str, list[int]]:
+        """The end of a prompt, so that a long state is not encoded again for each label.
+
+        Its text has the same tokens alone; where no end of few tokens has, it is the whole prompt.
+        """
+        for size in range(_TAIL_TOKENS, 2 * _TAIL_TOKENS):  # some begin within a character
+            tail_ids = token_ids[-size:]
+            tail = str(self.tokenizer.decode(tail_ids, clean_up_tokenization_spaces=False))
+            if text.endswith(tail) and self._encoded(tail) == tail_ids:
+                return tail, tail_ids
+        return text, token_ids
+
+    def _encoded(self, text: str) -> list[int]:
+        found = self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return [*map(int, found)]
 
 
 def num_prompt_tokens(prompt: BranchedPrompt) -> int:
