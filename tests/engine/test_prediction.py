@@ -101,6 +101,13 @@ def test_a_right_prediction_takes_one_step_for_all_its_draft_tokens(
     assert counts(llm, answer, words(answer[:13])) == (1 + 2 + 18, 10, 10)
 
 
+def test_a_prediction_ends_before_a_token_that_the_model_lacks(
+    tiny: Model, answer: list[int]
+) -> None:
+    llm = drafting(tiny.load(AMPLE | DRAFTS), Silent())
+    assert counts(llm, answer, words([*answer[:13], 97, *answer[13:]])) == (1 + 2 + 18, 10, 10)
+
+
 def test_a_wrong_prediction_is_not_verified(tiny: Model, answer: list[int]) -> None:
     llm = drafting(tiny.load(AMPLE | DRAFTS), Silent())
     wrong = [next(token for token in range(3, 97) if token not in answer)] * 31

@@ -47,23 +47,28 @@ def test_an_output_that_heeds_the_bans_holds_no_sequence(
 
 
 def test_a_word_is_encoded_with_and_without_a_space_before_it() -> None:
-    bad = BadWords.from_words(["ab", "c"], characters)
+    bad = BadWords.from_words(["ab", "c"], characters, 128)
     expected = [characters(word) for word in ("ab", " ab", "c", " c")]
     assert bad.sequences == tuple(map(tuple, expected))
 
 
 def test_equal_sequences_are_held_once() -> None:
-    bad = BadWords.from_words(["a", "a", " a"], lambda text: characters(text.strip()))
+    bad = BadWords.from_words(["a", "a", " a"], lambda text: characters(text.strip()), 128)
     assert bad.sequences == ((ord("a"),),)
+
+
+def test_a_word_with_a_token_that_the_model_lacks_is_left_out() -> None:
+    bad = BadWords.from_words(["ab", "c"], characters, ord("c"))
+    assert bad.sequences == (tuple(characters("ab")), tuple(characters(" ab")))
 
 
 def test_a_word_without_a_token_is_refused() -> None:
     with pytest.raises(RequestError, match=r"bad_words has '\\t', for which"):
-        BadWords.from_words(["a", "\t"], lambda text: characters(text.strip()))
+        BadWords.from_words(["a", "\t"], lambda text: characters(text.strip()), 128)
 
 
 def test_no_words_ban_nothing() -> None:
-    assert BadWords.from_words([], characters).banned_after([1, 2]) == ()
+    assert BadWords.from_words([], characters, 128).banned_after([1, 2]) == ()
 
 
 @pytest.mark.parametrize("word", ["Paris", "the", "serendipity", "日本語"])
@@ -76,7 +81,7 @@ def test_the_real_tokenizer_cannot_write_a_bad_word(
         token_ids: list[int] = real_tokenizer.encode(text, add_special_tokens=False)
         return token_ids
 
-    bad = BadWords.from_words([word], encode)
+    bad = BadWords.from_words([word], encode, len(real_tokenizer))
     begun, written = encode(before), encode(space + word)
     refused = [
         index

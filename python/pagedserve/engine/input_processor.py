@@ -193,7 +193,7 @@ class InputProcessor:
             hidden_tokens=None if detokenizer is None else detokenizer.hidden_tokens,
         )
         words = params.bad_words
-        bad_words = BadWords.from_words(words, self._encode_word) if words else None
+        bad_words = BadWords.from_words(words, self._encode_word, vocab_size) if words else None
         number = next(self._numbers)
         search = start_search(params, rule, detokenizer) if params.use_beam_search else None
         # Cached tokens are not computed, so they get no log-probabilities.
@@ -351,8 +351,9 @@ class InputProcessor:
         )
 
     def _predicted(self, text: str | None) -> list[int]:
-        """Tokens of a prediction; none where no draft token is verified."""
-        return self._encode_word(text) if text is not None and self.args.num_drafts else []
+        """Tokens of a prediction up to one that the model lacks; none without draft tokens."""
+        token_ids = self._encode_word(text) if text is not None and self.args.num_drafts else []
+        return list(itertools.takewhile(lambda token: token < self.model.vocab_size, token_ids))
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         skip = params.skip_special_tokens

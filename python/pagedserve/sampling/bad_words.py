@@ -20,7 +20,9 @@ class BadWords:
     sequences: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def from_words(cls, words: Iterable[str], encode: Callable[[str], list[int]]) -> "BadWords":
+    def from_words(
+        cls, words: Iterable[str], encode: Callable[[str], list[int]], vocab_size: int
+    ) -> "BadWords":
         """Encode each word as given and with a space before it.
 
         Byte-level and SentencePiece vocabularies encode a word after a space differently from one
@@ -29,6 +31,7 @@ class BadWords:
         Args:
             words: As in ``SamplingParams.bad_words``.
             encode: Function of the tokenizer, without special tokens.
+            vocab_size: Tokens of the model; sequences with others cannot be generated.
 
         Raises:
             RequestError: The tokenizer produces no token for a word.
@@ -42,7 +45,8 @@ class BadWords:
                         f"bad_words has {word!r}, for which the tokenizer has no token; each "
                         "word must be at least one token"
                     )
-                sequences[sequence] = None
+                if max(sequence) < vocab_size:
+                    sequences[sequence] = None
         return cls(tuple(sequences))
 
     def banned_after(self, output_token_ids: Sequence[int]) -> tuple[int, ...]:
