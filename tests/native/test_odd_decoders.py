@@ -95,6 +95,22 @@ def test_rotation_may_be_given_in_the_older_fields(tmp_path: Path, name: str, ke
     check(directory)
 
 
+@pytest.mark.parametrize("name", ["llama, linear rope", "gemma3"])
+def test_the_older_field_comes_before_the_newer(tmp_path: Path, name: str) -> None:
+    directory = save_decoder(tmp_path, name)
+    edit_config(directory, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    check(directory)
+    edit_config(directory, rope_scaling={"rope_type": "yarn", "factor": 8.0})
+    with pytest.raises(UnsupportedModelError, match="rope_type is 'yarn'"):
+        load_native(EngineArgs(str(directory), backend="native"))
+
+
+def test_parameters_of_no_kind_of_layers_are_not_read(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "gemma3")
+    edit_config(directory, rope_parameters={"rope_type": "linear", "factor": 8.0})
+    check(directory)
+
+
 @pytest.mark.parametrize(("name", "limit"), [("llama, linear rope", 4 * 256), ("gemma3", 256)])
 def test_linear_rotation_is_for_longer_sequences(tmp_path: Path, name: str, limit: int) -> None:
     directory = str(save_decoder(tmp_path, name))

@@ -55,10 +55,10 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
         per_head = fields["hidden_size"] // fields["num_attention_heads"]
         fields["query_pre_attn_scalar"] = per_head if is_large else head_size
     divisors = gguf.tensors.get(_ROPE_DIVISORS)
-    rope_parameters = _rope_parameters(family, gguf.fields)
-    if divisors is not None and rope_parameters:
+    scaling = _rope_scaling(family, gguf.fields)
+    if divisors is not None and scaling:
         raise UnsupportedError(
-            f"it has {_ROPE_DIVISORS} beside rope.scaling.type {rope_parameters['rope_type']!r}; "
+            f"it has {_ROPE_DIVISORS} beside rope.scaling.type {scaling['rope_type']!r}; "
             f"the native backend applies one of them: {OTHER_BACKEND}"
         )
     return fields | {
@@ -68,7 +68,7 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "eos_token_id": end_token_ids(gguf.fields) or None,
-        "rope_parameters": rope_parameters,
+        "rope_scaling": scaling,
         "rope_divisors": () if divisors is None else _numbers(divisors, head_size // 2),
     }
 
@@ -113,7 +113,7 @@ def _head_size(
     return int(default or fields["hidden_size"] // fields["num_attention_heads"])
 
 
-def _rope_parameters(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_scaling(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary scaling of layers with full attention, besides the divisors of frequencies."""
     kind, factor = rope_scaling(str(family.gguf), metadata)
     if kind == "none":

@@ -184,17 +184,8 @@ def _rotated_layers(fields: Mapping[str, Any], num_layers: int) -> list[bool]:
 def _rope(family: DecoderFamily, fields: Mapping[str, Any], *, is_sliding: bool) -> Rope:
     """Rotary parameters of layers."""
     is_local = family.has_local_rope and is_sliding
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise TypeError(f"rope_parameters is {str(parameters)[:80]}; it must be an object")
     kind = "sliding_attention" if is_sliding else "full_attention"
-    nested = parameters.get(kind)
-    if family.has_local_rope and "type" in parameters:
-        raise UnsupportedError(
-            f"rope_scaling is {str(dict(parameters))[:200]}, of which transformers does not read "
-            f"the type: give it as rope_type, or {OTHER_BACKEND}"
-        )
-    parameters = nested if isinstance(nested, Mapping) else {} if is_local else parameters
+    parameters = _rope_parameters(family, fields, kind)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type not in ROPE_TYPES or parameters.get("partial_rotary_factor", 1) != 1:
         raise UnsupportedError(
@@ -212,6 +203,28 @@ def _rope(family: DecoderFamily, fields: Mapping[str, Any], *, is_sliding: bool)
         divisors=tuple(fields.get("rope_divisors", ())),
         **{name: float(parameters[name]) for name in _ROPE_FIELDS[rope_type]},
     )
+
+
+def _rope_parameters(
+    family: DecoderFamily, fields: Mapping[str, Any], kind: str
+) -> Mapping[str, Any]:
+    """Rotary parameters of a kind of layers, with transformers' precedence of the two fields."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(fields.get(name, {}), Mapping):
+            raise TypeError(f"{name} is {str(fields[name])[:80]}; it must be an object")
+    given, scaling = fields.get("rope_parameters", {}), fields.get("rope_scaling", {})
+    parameters: Mapping[str, Any]
+    if not family.has_local_rope:
+        parameters = scaling or given
+        nested = parameters.get(kind)
+        return nested if isinstance(nested, Mapping) else parameters
+    if "type" in scaling:
+        raise UnsupportedError(
+            f"rope_scaling is {str(dict(scaling))[:200]}, of which transformers does not read "
+            f"the type: give it as rope_type, or {OTHER_BACKEND}"
+        )
+    parameters = given[kind] if isinstance(given.get(kind), Mapping) else {}
+    return {**parameters, **scaling} if kind == "full_attention" else parameters
 
 
 def _size(fields: Mapping[str, Any], name: str) -> int:
