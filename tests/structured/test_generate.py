@@ -15,8 +15,10 @@ from pydantic import BaseModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedserve import LLM, EngineOptions, RequestError, SamplingParams, StructuredOutputsParams
+from pagedserve.sampling.grammar_compiler import GrammarCompiler
 from tests.support.drafts import NGRAM, drafting
 from tests.support.examples import LOOKS_AT_ALL
+from tests.support.formula import byte_tokenizer
 from tests.support.tiny import save_tiny_llama
 
 PERSON = {
@@ -116,6 +118,24 @@ def test_a_tokenizer_that_grammars_cannot_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no vocabulary that grammars can read: .*Fuse"):
         llm.generate([[5]], SamplingParams(structured_outputs={"regex": "a"}), use_tqdm=False)
     assert llm.generate([[5]], SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+
+
+def test_added_tokens_that_the_model_lacks_are_not_generated() -> None:
+    tokenizer = byte_tokenizer()  # 256 bytes and <|end|>
+    compiler = GrammarCompiler(tokenizer, 256, [5])
+    text = "a<|end|>"
+    forced = compiler.compile(StructuredOutputsParams(choice=[text])).states(1).forced([])
+    compiler.end()
+    assert forced == [tokenizer.convert_tokens_to_ids(letter) for letter in text]
+
+
+def test_a_tokenizer_that_grammars_cannot_read_is_read_once() -> None:
+    compiler = GrammarCompiler(byte_tokenizer(), 255, [5])
+    for text in ("a", "b"):
+        with pytest.raises(RequestError, match="vocab size too small; 255 vs 256"):
+            compiler.compile(StructuredOutputsParams(regex=text))
+        compiler.vocab_size = 256  # with which it could be read
+    compiler.end()
 
 
 @pytest.mark.parametrize("way", [{"temperature": 0}, {"temperature": 2.0, "seed": 1, "n": 4}])

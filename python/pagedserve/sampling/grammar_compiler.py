@@ -11,7 +11,6 @@ for the vocabulary and the process.
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,7 +48,9 @@ class GrammarCompiler:
     eos_token_ids: Sequence[int]
     process: CompileProcess = field(default_factory=CompileProcess)
     _vocabulary: "LLTokenizer" = field(init=False)
-    _has_vocabulary: bool = False
+    _has_read: bool = False
+    # Reason why the tokenizer has no vocabulary that grammars can read.
+    _unreadable: GrammarError | None = None
     # Errors of grammars are cached too: sending one again costs nothing.
     _kept: OrderedDict[GrammarKey, Grammar | GrammarError] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,7 +71,7 @@ class GrammarCompiler:
         found = self._known(key)
         if found is None:
             with self._compiling:
-                found = self._known(key) or self._compile(params, key)
+                found = self._known(key) or self._compile(key)
         if isinstance(found, GrammarError):
             where = f" at {found.place}" if found.place else ""
             raise _refusal(params, str(found), where)
@@ -90,13 +91,15 @@ class GrammarCompiler:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def _compile(self, params: StructuredOutputsParams, key: GrammarKey) -> Grammar | GrammarError:
+    def _compile(self, key: GrammarKey) -> Grammar | GrammarError:
         """Compile a grammar, and cache it or its error."""
         found: Grammar | GrammarError
-        if not self._has_vocabulary:
+        if not self._has_read:
             self.process.start()  # in parallel with what follows
-            self._vocabulary = self._read_vocabulary(params)
-            self._has_vocabulary = True
+            self._unreadable = self._read_vocabulary()
+            self._has_read = True
+        if self._unreadable is not None:
+            return self._unreadable
         try:
             found = self._tried(key)
         except GrammarError as fault:
@@ -130,21 +133,28 @@ class GrammarCompiler:
             raise GrammarError(start.fault)
         return grammar
 
-    def _read_vocabulary(self, params: StructuredOutputsParams) -> "LLTokenizer":
+    def _read_vocabulary(self) -> GrammarError | None:
+        """Read the tokenizer, without added tokens that the model lacks; return what is wrong."""
         from llguidance import LLTokenizer
 
-        backend: Any = copy(getattr(self.tokenizer, "backend_tokenizer", None))
+        found: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         name = type(self.tokenizer).__name__
         fault = f"the tokenizer, {name}, has no vocabulary that grammars can read"
-        if backend is None:
-            raise _refusal(params, f"{fault}: accepted are those with a tokenizer.json")
-        backend.no_padding()
-        backend.no_truncation()
+        if found is None:
+            return GrammarError(f"{fault}: accepted are those with a tokenizer.json")
+        backend = type(found)(found.model)
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, part, getattr(found, part))
+        added = sorted(found.get_added_tokens_decoder().items())
+        backend.add_tokens([token for token_id, token in added if token_id < self.vocab_size])
         eos_token_ids = list(self.eos_token_ids) or self.tokenizer.eos_token_id
         try:
-            return LLTokenizer(backend.to_str(), n_vocab=self.vocab_size, eos_token=eos_token_ids)
+            self._vocabulary = LLTokenizer(
+                backend.to_str(), n_vocab=self.vocab_size, eos_token=eos_token_ids
+            )
         except ValueError as error:
-            raise _refusal(params, f"{fault}: {error}") from error
+            return GrammarError(f"{fault}: {error}")
+        return None
 
 
 def _key(params: StructuredOutputsParams) -> GrammarKey:
