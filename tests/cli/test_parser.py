@@ -38,6 +38,12 @@ def test_every_command_accepts_them_and_leaves_values_alone(argv: list[str]) -> 
     assert "a_b" in given.values() or ["a_b"] in given.values()
 
 
+def test_a_value_that_begins_with_dashes_is_left_alone() -> None:
+    value = "--max_tokens sets the limit"
+    options = make_parser().parse_args(["generate", "--prompt", value, f"--stop={value}"])
+    assert (options.prompt, options.stop) == ([value], [value])
+
+
 def test_an_option_that_has_underscores_keeps_them() -> None:
     parser = FlexibleArgumentParser()
     parser.add_argument("--my_option")

@@ -17,8 +17,9 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args([self._with_dashes(word) for word in given], namespace)
 
     def _with_dashes(self, word: str) -> str:
-        """Replace underscores by dashes in the option name of an argument, if it is an option."""
+        """Replace underscores by dashes in an argument's option name; other words may be values."""
         name, equals, value = word.partition("=")
-        if not name.startswith("--") or name in self._option_string_actions:
+        dashed = name.replace("_", "-")
+        if name in self._option_string_actions or dashed not in self._option_string_actions:
             return word
-        return name.replace("_", "-") + equals + value
+        return dashed + equals + value
