@@ -1,6 +1,7 @@
 """``pagedserve chat`` and ``complete``: quick, from a pipe, and in a terminal."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ from typing import Self
 import pytest
 
 from pagedserve.cli import main
+from pagedserve.cli.dialogue import _talk
 from tests.server.conftest import Serve, Served
 from tests.server.test_completions import text_after
 from tests.server.test_life import slowly
@@ -156,6 +158,7 @@ def test_a_server_is_sent_what_was_asked_and_said(
     [
         (Reply(['{"error": {"message": "no such\\nmodel"}}'], 404), "404: no such model"),
         (Reply(["busy"], 503, {"Retry-After": "7"}), "503: busy (Retry-After: 7)"),
+        (Reply(["a"], 500, {"Content-Length": "2"}, cut=True), "responded with 500: Reason"),
         (Reply([completion("a")], cut=True), "cut off"),
         (Reply([completion("a"), DONE]), "cut off"),
         (Reply([completion("a", "abort"), DONE]), "cut off"),
@@ -171,11 +174,42 @@ def test_what_a_server_does_wrong_is_one_line(
         assert words in refusal(capsys, "complete", "-q", "a", "--url", f"{server.url}/v1")
 
 
+@pytest.mark.parametrize("choice", [{"delta": [1]}, {"delta": {"content": 5}}])
+def test_a_chat_without_text_is_one_line(
+    capsys: pytest.CaptureFixture[str], choice: dict[str, object]
+) -> None:
+    reply = Reply([{"choices": [{"delta": None}]}, {"choices": [choice]}, DONE])
+    with serving(lambda _number, _request: reply) as server:
+        message = refusal(capsys, "chat", "-q", "a", "--url", f"{server.url}/v1")
+    assert f"none of OpenAI's: {json.dumps({'choices': [choice]}).encode()!r}" in message
+
+
+def test_a_line_that_is_no_text_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter([b"\xff", b"Hello"])
+
+    def read(_: str) -> str:
+        try:
+            return next(lines).decode()
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    prompts: list[str] = []
+    _talk(prompts.append)
+    assert prompts == ["Hello"]
+    assert capsys.readouterr().err.startswith("pagedserve: error: stdin is not UTF-8 text: ")
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         # Port 1 is nobody's: those below 1024 are given to known services alone.
         (("--url", "http://127.0.0.1:1/v1"), "no server responds at http://127.0.0.1:1/v1"),
+        (("--url", "http://localhost:1/v\xe4"), "/v\xe4/models: 'ascii' codec can't"),
+        (("--url", "http://.localhost:1/v1"), "http://.localhost:1/v1/models: encoding with"),
+        (("--url", "http://[::1"), "http://[::1/models: Invalid IPv6 URL"),
         (("--url", "localhost:8000"), "--url is 'localhost:8000'; it must be a URL"),
         (("--api-key", "se\ncret"), "the API key has characters that no HTTP header has"),
         (("--max-tokens", "many"), "invalid int value: 'many'"),

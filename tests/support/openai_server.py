@@ -137,7 +137,7 @@ async def _write(reply: Reply, writer: asyncio.StreamWriter) -> bool:
         writer.write(
             _head(reply.status, {"Content-Length": str(len(body)), **reply.headers}) + body
         )
-        return True
+        return not reply.cut
     form = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
     writer.write(_head(200, {**form, **reply.headers}))
     for event in reply.events:

@@ -60,9 +60,9 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _text(choice: dict[str, Any]) -> str | None:
-    text: str | None = choice.get("delta", {}).get("content")
-    return text
+def _text(choice: dict[str, Any]) -> object:
+    delta = choice.get("delta")
+    return delta.get("content") if isinstance(delta, dict) else delta
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -23,9 +23,8 @@ def add_complete_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     complete.set_defaults(run=_complete)
 
 
-def _text(choice: dict[str, Any]) -> str | None:
-    text: str | None = choice.get("text")
-    return text
+def _text(choice: dict[str, Any]) -> object:
+    return choice.get("text")
 
 
 def _complete(options: argparse.Namespace) -> int:

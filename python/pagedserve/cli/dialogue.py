@@ -68,10 +68,21 @@ def answer_each(answer: Callable[[str], None], *, quick: str | None, greeting: s
 
 
 def _lines() -> Iterator[str]:
-    try:
+    with _decoded():
         for line in sys.stdin:
             if line.strip():
                 yield line.rstrip("\r\n")
+
+
+@contextlib.contextmanager
+def _decoded() -> Iterator[None]:
+    """A context that reads stdin.
+
+    Raises:
+        RequestError: It is not text.
+    """
+    try:
+        yield
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin is not UTF-8 text: {error}") from error
 
@@ -82,7 +93,8 @@ def _talk(answer: Callable[[str], None]) -> None:
         import readline  # noqa: F401  # line editing and history
     while True:
         try:
-            prompt = input("> ")
+            with _decoded():
+                prompt = input("> ")
             if prompt.strip():
                 answer(prompt)
         except KeyboardInterrupt:

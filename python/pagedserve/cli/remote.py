@@ -8,7 +8,7 @@ import http.client
 import json
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 from urllib.error import HTTPError, URLError
 
@@ -55,14 +55,14 @@ class Remote:
             raise RequestError(f"the server at {self.url} {reason}") from None
 
     def stream(
-        self, path: str, body: Json, text_of: Callable[[Json], str | None]
+        self, path: str, body: Json, text_of: Callable[[Json], object]
     ) -> Generator[str, None, None]:
         """Send a request and read its stream.
 
         Args:
             path: Path of the endpoint, after the server's address.
             body: Fields of the request.
-            text_of: Returns the text of a choice of an event.
+            text_of: Returns the text of a choice of an event; None without any.
 
         Yields:
             Chunks of the text, as they arrive.
@@ -74,7 +74,10 @@ class Remote:
         with self._asked(path, {**body, "stream": True}) as response:
             for event in _events(response):
                 for choice in _choices(event):
-                    yield text_of(choice) or ""
+                    text = text_of(choice) or ""
+                    if not isinstance(text, str):
+                        raise _no_event(json.dumps(event).encode())
+                    yield text
                     reason = choice.get("finish_reason") or reason
         if reason in (None, "abort"):
             raise RequestError(_CUT_OFF)
@@ -85,28 +88,37 @@ class Remote:
     ) -> Iterator[http.client.HTTPResponse]:
         """The response to a request; every failure is an error of one line."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data)  # noqa: S310  # http
-        for name, value in self._headers.items():  # a redirect must not receive the key
-            request.add_unredirected_header(name, value)
+        address = self.url + path
         try:
+            request = urllib.request.Request(address, data)  # noqa: S310  # http
+            for name, value in self._headers.items():  # a redirect must not receive the key
+                request.add_unredirected_header(name, value)
             with urllib.request.urlopen(request) as response:  # noqa: S310  # as above
                 yield response
+        except RequestError:  # what the response says
+            raise
         except HTTPError as error:
-            with error:
-                said = refusal_message(error.read().decode(errors="replace"))[:_MAX_CHARS]
+            said = refusal_message(_body(error).decode(errors="replace"))[:_MAX_CHARS]
             after = error.headers.get("Retry-After")
             hint = "" if after is None else f" (Retry-After: {after})"
             if error.code == http.client.NOT_FOUND and not self.url.endswith("/v1"):
                 hint += " (the URL of a server's API ends in /v1)"
             raise RequestError(
-                f"{request.full_url} responded with {error.code}: {said or error.reason}{hint}"
+                f"{address} responded with {error.code}: {said or error.reason}{hint}"
             ) from None
         except http.client.IncompleteRead:
             raise RequestError(_CUT_OFF) from None
         except URLError as error:
             raise RequestError(f"no server responds at {self.url}: {error.reason}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestError(f"{request.full_url}: {error}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:  # an invalid URL, too
+            raise RequestError(f"{address}: {error}") from None
+
+
+def _body(error: HTTPError) -> bytes:
+    """Body of an error response; empty if it is cut off."""
+    with error, suppress(OSError, http.client.HTTPException):
+        return error.read()
+    return b""
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
