@@ -283,7 +283,9 @@ def test_a_tokenizer_that_only_transformers_reads_is_refused_by_name(
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["", "[" * 10**5, "[1]", '{"a": ', '{"bos_token": 5}'])
+@pytest.mark.parametrize(
+    "content", ["", "[" * 10**5, "[1]", '{"a": ', '{"bos_token": 5}', '{"auto_map": 5}']
+)
 def test_a_damaged_file_is_refused(
     tmp_path: Path, tiny_config: dict[str, Any], file: str, content: str
 ) -> None:

@@ -34,8 +34,10 @@ def tokenizer_of_directory(directory: Path) -> FastTokenizer:
             of the model's repository.
     """
     config = _json(directory / "tokenizer_config.json")
-    auto_map = config.get("auto_map")
-    if isinstance(auto_map, list | tuple) or "AutoTokenizer" in (auto_map or {}):
+    auto_map = config.get("auto_map") or {}
+    if not isinstance(auto_map, dict | list):
+        raise ModelLoadError(f"auto_map is {auto_map!r:.80}; it must be an object")
+    if isinstance(auto_map, list) or "AutoTokenizer" in auto_map:
         raise ModelLoadError("it is code of the model's repository, which is never run")
     try:
         content = read_bytes(directory / "tokenizer.json", _MAX_TOKENIZER_BYTES)
