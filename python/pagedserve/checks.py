@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
-from pagedserve.errors import ConfigError, RequestError
+from pagedserve.errors import ConfigError, RequestError, reason
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], T]
@@ -48,9 +48,13 @@ def check_directory(output: Path) -> None:
     """Check that the directory of an output file exists.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It does not, or cannot be read.
     """
-    if not output.parent.is_dir():
+    try:
+        exists = output.parent.is_dir()
+    except OSError as error:
+        raise ConfigError(f"output: {str(output.parent)!r}: {reason(error)}") from error
+    if not exists:
         raise ConfigError(f"output: {str(output.parent)!r} is no directory; create it first")
 
 

@@ -75,6 +75,7 @@ def test_refusals_import_no_heavy_module(tmp_path: Path, taken_port: str) -> Non
         ("quantize", "hub/model", *to, gguf): "model 'hub/model' is a hub's repository, and",
         (*smollm2, here): f"output: '{here}' must end in .gguf",
         (*smollm2, f"{tmp_path}/no/a.gguf"): "no' is no directory; create it",
+        (*smollm2, f"{tmp_path}/{'a' * 300}/a.gguf"): "aa': File name too long",
         (*smollm2, gguf, "--text", "./none"): "text: none cannot be read: No such",
         (*smollm2, gguf, "--num-tokens", "1"): "num_tokens is 1; it must be",
     }

@@ -21,6 +21,12 @@ def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
             resolve_model(name)
 
 
+def test_a_path_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelLoadError, match=r"no such file .*/file: Not a directory"):
+        resolve_model(str(tmp_path / "file" / "model"))
+
+
 def test_neither_path_nor_hub_id() -> None:
     with pytest.raises(ModelLoadError, match=r"'a b\?': neither a path nor a hub id"):
         resolve_model("a b?")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pagedserve.checks import did_you_mean
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.errors import ConfigError, ModelLoadError, reason
 from pagedserve.models.load.config_checks import check_config
 from pagedserve.models.load.hub import ADAPTER_FILES, HubOptions, Part, snapshot
 from pagedserve.regular_files import MAX_JSON_BYTES, expanded, is_file, read_json
@@ -167,8 +167,11 @@ def _nearest(name: str) -> str:
     path = expanded(name)
     for part, parent in zip((path, *path.parents), path.parents, strict=False):
         if _exists(parent):
-            with os.scandir(parent) as entries:
-                beside = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
+            try:
+                with os.scandir(parent) as entries:
+                    beside = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
+            except OSError as error:
+                return f"; {parent}: {reason(error)}"
             near = difflib.get_close_matches(part.name, beside, 1)
             return f"; did you mean {parent / near[0]}?" if near else ""
     return ""
