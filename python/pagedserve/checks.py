@@ -11,12 +11,14 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 from pagedserve.errors import ConfigError, RequestError, reason
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], T]
+
+_MAX_COUNT: Final = (1 << 63) - 1
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
@@ -100,13 +102,13 @@ def integer(accepted: str, *, low: int, high: float = math.inf) -> Check[int]:
 
 
 def count(low: int = 1) -> Check[int]:
-    """An integer of at least ``low``."""
-    return integer(f"at least {low}", low=low)
+    """An integer of at least ``low`` that the core can hold."""
+    return integer(f"at least {low} and below 2**63", low=low, high=_MAX_COUNT)
 
 
 def optional_count(low: int = 1) -> Check[int | None]:
-    """An integer of at least ``low``, or None."""
-    return optional(integer(f"at least {low}, or None", low=low))
+    """As ``count``, or None."""
+    return optional(integer(f"at least {low} and below 2**63, or None", low=low, high=_MAX_COUNT))
 
 
 def optional(check: Check[T]) -> Check[T | None]:

@@ -28,7 +28,12 @@ from tests.support.pages import DOCS, PAGES
         ({"model": None}, "model is None; it must be smollm2"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"block_size": 0}, "block_size is 0; it must be an integer, at least 1"),
-        ({"num_gpu_blocks": 0}, "num_gpu_blocks is 0; it must be an integer, at least 1, or None"),
+        (
+            {"num_gpu_blocks": 0},
+            r"num_gpu_blocks is 0; it must be an integer, at least 1 and below 2\*\*63, or None",
+        ),
+        ({"max_num_seqs": 1 << 63}, r"max_num_seqs is 9223372036854775808; .* below 2\*\*63"),
+        ({"block_size": 1 << 63}, r"block_size is 9223372036854775808; .* below 2\*\*63"),
         ({"num_gpu_blocks": 2.5}, r"num_gpu_blocks is 2\.5"),
         ({"max_num_seqs": True}, "max_num_seqs is True"),
         ({"max_model_len": -3}, "max_model_len is -3"),
@@ -271,7 +276,7 @@ def test_bytes_have_units(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1.2.3k", "-5", "4 apples", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "1.2.3k", "-5", "4 apples", "nan", f"{'9' * 300}G"])
 def test_other_texts_are_no_bytes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no number of bytes"):
         parse_bytes(text)

@@ -62,12 +62,13 @@ def parse_bytes(text: str) -> int:
     number = text.lower().replace(" ", "").removesuffix("b")
     unit = number.lstrip("0123456789.")
     digits = number.removesuffix(unit)
-    is_number = digits.replace(".", "", 1).isdecimal() and math.isfinite(float(digits))
-    if unit not in _UNITS or not is_number:
+    is_number = digits.replace(".", "", 1).isdecimal()
+    num_bytes = float(digits) * _UNITS.get(unit, math.nan) if is_number else math.nan
+    if not math.isfinite(num_bytes):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of bytes; give e.g. 512MiB or 2G (k, M, G, T, Ki, Mi, Gi, Ti)"
         )
-    return int(float(digits) * _UNITS[unit])
+    return int(num_bytes)
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class SamplingArgs:
 
     seed: int = option(
         0,
-        checks.count(0),
+        checks.integer("at least 0", low=0),
         "Seed of the random numbers of requests without a seed.",
         concern="sampling",
     )
