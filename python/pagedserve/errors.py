@@ -95,6 +95,22 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
+def panic_as_error() -> Iterator[None]:
+    """Context for calls of a Rust library, whose panic would pass every ``except Exception``.
+
+    Raises:
+        RuntimeError: The library panics.
+    """
+    try:
+        yield
+    except BaseException as error:
+        name = type(error).__name__
+        if name != "PanicException":
+            raise
+        raise RuntimeError(f"{name} in a library: {error}") from error
+
+
+@contextmanager
 def extra_needed(who: str, extra: str) -> Iterator[None]:
     """Context for imports that ``who`` needs; reports a missing package by name.
 

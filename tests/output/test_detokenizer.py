@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pagedserve.output.detokenizer import Detokenizer, TextStream
@@ -249,3 +249,12 @@ def test_special_tokens_that_no_attribute_names_are_hidden_too() -> None:
     assert Detokenizer(tokenizer).hides(["<think>", "\n<tool_call>"])
     assert not Detokenizer(tokenizer).hides(["<think>", "tool_call"])
     assert not Detokenizer(tokenizer, skip_special_tokens=False).hides(["<tool_call>"])
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_text() -> None:
+    backend = Tokenizer(models.WordLevel({" ": 0, "a": 1}, unk_token="a"))
+    backend.decoder = decoders.Strip(" ", 0, 2)
+    detokenizer = Detokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    with pytest.raises(RuntimeError, match="PanicException in a library"):
+        detokenizer.stream().advanced([0])
+    assert detokenizer.decode([1]) == "a"

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER
+from pagedserve.errors import panic_as_error
 from pagedserve.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -139,12 +140,16 @@ class _Vocabulary:
 
         ``clean_up_tokenization_spaces`` is off whatever the tokenizer's configuration is: it would
         remove spaces that were already returned.
+
+        Raises:
+            RuntimeError: The tokenizer's library panics, which concerns these ids only.
         """
-        text = self._tokenizer.decode(
-            list(token_ids),
-            skip_special_tokens=self._skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        with panic_as_error():
+            text = self._tokenizer.decode(
+                list(token_ids),
+                skip_special_tokens=self._skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
         assert isinstance(text, str)  # noqa: S101  # a list of ids decodes to one string
         return text
 

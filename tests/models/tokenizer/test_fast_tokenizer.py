@@ -297,6 +297,22 @@ def test_a_damaged_file_is_refused(
         load_tokenizer(EngineArgs(str(tmp_path)), uses_transformers=False)
 
 
+@pytest.mark.parametrize("uses_transformers", [False, True])
+def test_a_file_with_which_the_library_panics_is_refused(
+    tmp_path: Path, tiny_config: dict[str, Any], *, uses_transformers: bool
+) -> None:
+    save("byte_level", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = {"SpecialToken": {"id": "[NO]", "type_id": 0}}
+    template = {"single": [token], "pair": [token], "special_tokens": {}}
+    content["post_processor"] = {"type": "TemplateProcessing"} | template
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelLoadError, match="its tokenizer cannot be used: PanicException"):
+        load_tokenizer(EngineArgs(str(tmp_path)), uses_transformers=uses_transformers)
+
+
 def test_without_transformers_ours_is_chosen(
     tmp_path: Path, tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

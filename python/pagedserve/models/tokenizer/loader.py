@@ -16,7 +16,11 @@ from pagedserve.models.load.sources import (
     has_own_tokenizer,
     has_tokenizer,
 )
-from pagedserve.models.tokenizer.tokenizer_checks import check_chat_template, check_token_ids
+from pagedserve.models.tokenizer.tokenizer_checks import (
+    check_chat_template,
+    check_texts,
+    check_token_ids,
+)
 from pagedserve.regular_files import read_json
 from pagedserve.tokenizer import Tokenizer
 
@@ -133,6 +137,7 @@ def _checked(source: ModelSource, tokenizer: "FastTokenizer") -> "FastTokenizer"
     if not source.is_gguf:  # whose tokens are numbered by their list
         check_token_ids(tokenizer)
     check_chat_template(tokenizer)
+    check_texts(tokenizer)
     return tokenizer
 
 

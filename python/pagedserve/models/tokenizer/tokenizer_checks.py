@@ -1,8 +1,9 @@
 """Checks of a tokenizer's files, which are untrusted."""
 
+from contextlib import suppress
 from typing import Final
 
-from pagedserve.errors import ModelLoadError
+from pagedserve.errors import ModelLoadError, panic_as_error
 from pagedserve.tokenizer import Tokenizer
 
 # Grammars and drafts build a table with a row for each token.
@@ -32,3 +33,17 @@ def check_chat_template(tokenizer: Tokenizer) -> None:
     texts = list(given.values()) if isinstance(given, dict) else [given]
     if given is not None and not all(isinstance(text, str) for text in texts):
         raise ModelLoadError(f"chat_template is {str(given)[:80]!r}; it must be a text")
+
+
+def check_texts(tokenizer: Tokenizer) -> None:
+    """Check that a tokenizer encodes and decodes a text without a panic of its library.
+
+    Raises:
+        ModelLoadError: It panics.
+    """
+    try:
+        # A text that it refuses is an error of a request.
+        with panic_as_error(), suppress(Exception):
+            tokenizer.decode(tokenizer("a b").input_ids)
+    except RuntimeError as error:
+        raise ModelLoadError(f"its tokenizer cannot be used: {error}") from error

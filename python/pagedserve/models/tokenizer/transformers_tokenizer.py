@@ -17,7 +17,11 @@ from pagedserve.models.load.sources import (
 )
 from pagedserve.models.tokenizer.number_tokenizer import number_tokenizer
 from pagedserve.models.tokenizer.sentencepiece_model import match_sentencepiece
-from pagedserve.models.tokenizer.tokenizer_checks import check_chat_template, check_token_ids
+from pagedserve.models.tokenizer.tokenizer_checks import (
+    check_chat_template,
+    check_texts,
+    check_token_ids,
+)
 
 
 def load_transformers_tokenizer(
@@ -41,6 +45,7 @@ def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
         tokenizer = _from_files(directory)
         check_token_ids(tokenizer)
         check_chat_template(tokenizer)
+        check_texts(tokenizer)
     except ModelLoadError as error:
         raise ModelLoadError(f"model {name!r}: {error}") from error
     except Exception as error:  # transformers raises many unrelated types here
