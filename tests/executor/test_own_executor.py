@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 import pagedserve
 from pagedserve import LLMEngine, RequestOutput, SamplingParams
+from pagedserve.executor.numpy_buffers import NumpyBuffers
+from pagedserve.executor.protocol import CacheShape, StepLimits
 from tests.support.doc_blocks import ROOT
 
 EXAMPLE = ROOT / "examples" / "own_executor.py"
@@ -30,6 +32,14 @@ def example() -> ModuleType:
     sys.modules["own"] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize(("max_model_len", "width"), [(1 << 30, 4), (24, 2)])
+def test_tables_are_no_wider_than_the_pool(max_model_len: int, width: int) -> None:
+    limits = StepLimits(max_num_tokens=8, max_num_rows=256, max_model_len=max_model_len)
+    shape = CacheShape(num_gpu_blocks=4, num_cpu_blocks=0, block_size=16, limits=limits)
+    assert shape.max_blocks_per_row == width
+    assert NumpyBuffers(shape)._block_tables.shape == (256 * width,)
 
 
 def logprobs_of(model: Any, tokens: list[int]) -> NDArray[np.float64]:

@@ -118,7 +118,7 @@ class FormulaExecutor:
         self._buffers = StepBuffers(
             max_num_tokens=shape.limits.max_num_tokens,
             max_num_rows=shape.limits.max_num_rows,
-            max_blocks_per_row=-(-shape.limits.max_model_len // shape.block_size),
+            max_blocks_per_row=shape.max_blocks_per_row,
             has_adapters=self._args.enable_lora,
         )
         self._block_size = shape.block_size

@@ -81,8 +81,7 @@ class NumpyBuffers:
         limits = shape.limits
         max_num_rows, max_num_tokens = limits.max_num_rows, limits.max_num_tokens
         max_num_samples = max(max_num_rows, limits.max_num_samples)
-        longest = limits.max_model_len + limits.num_lookahead_slots
-        max_num_blocks = max_num_rows * -(-longest // shape.block_size)
+        max_num_blocks = max_num_rows * shape.max_blocks_per_row
         self._kinds = [group.kind for group in shape.groups]
         if "cross" in self._kinds:
             raise StepError("these buffers are for decoder-only models, without KV group 'cross'")

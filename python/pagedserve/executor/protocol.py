@@ -111,6 +111,12 @@ class CacheShape:
     limits: StepLimits
     groups: tuple[KVGroup, ...] = ()
 
+    @property
+    def max_blocks_per_row(self) -> int:
+        """Maximum length of a block table: a sequence has no more blocks than the pool."""
+        longest = self.limits.max_model_len + self.limits.num_lookahead_slots
+        return min(-(-longest // self.block_size), self.num_gpu_blocks)
+
 
 class HostBuffers(Protocol):
     """The arrays of a step in host memory, which the core fills."""

@@ -168,9 +168,7 @@ class Worker:
             max_num_tokens=limits.max_num_tokens,
             max_num_rows=limits.max_num_rows,
             max_num_samples=limits.max_num_samples,
-            max_blocks_per_row=-(
-                -(limits.max_model_len + limits.num_lookahead_slots) // shape.block_size
-            ),
+            max_blocks_per_row=shape.max_blocks_per_row,
             has_adapters=self.adapters is not None,
             num_adapter_slots=self._args.max_loras if has_kernels else 0,
             max_cross_blocks=0 if known is None else -(-known.max_encoder_len // shape.block_size),
