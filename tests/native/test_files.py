@@ -18,8 +18,9 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from pagedserve.models.tokenizer.gguf_tokenizer import tokenizer_of_gguf
+from pagedserve.native import packing
 from pagedserve.native.gguf_file import read_gguf
 from pagedserve.native.load import LoadedNative, load_native
 from pagedserve.native.packing import Packer
@@ -150,6 +151,17 @@ def test_weights_that_do_not_fit_are_refused(
     change_weights(saved, change)
     with pytest.raises(ModelLoadError, match=words):
         load(saved)
+
+
+def test_weights_that_need_more_memory_than_is_free_are_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = load_native(EngineArgs(str(saved), backend="native")).model.weight_bytes
+    monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes)
+    load_native(EngineArgs(str(saved), backend="native"))
+    monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes - 1)
+    with pytest.raises(ConfigError, match=r"KiB for its weights.* KiB .*dtype='bfloat16'"):
+        load_native(EngineArgs(str(saved), backend="native"))
 
 
 def test_shards_are_read_by_their_index(saved: Path) -> None:

@@ -368,4 +368,5 @@ def _file_cache_bytes(path: Path) -> int:
         fields = dict(line.split() for line in path.read_text().splitlines())
     except OSError:
         return 0
-    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+    prefix = "total_" if "total_inactive_file" in fields else ""
+    return sum(int(fields.get(f"{prefix}{kind}_file", "0")) for kind in ("active", "inactive"))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pagedserve._core.cpu import PackedWeights, pack_layers
 from pagedserve.config.precision import FILE_QUANTIZATIONS, Quantization
-from pagedserve.errors import ModelLoadError
+from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.executor.memory import free_host_bytes, shown_bytes
 from pagedserve.host_ops.pages import bytes_in_huge_pages
 from pagedserve.models.families.record import Gate
 from pagedserve.native.checkpoint import Checkpoint
@@ -141,8 +142,16 @@ class Packer:
         """Write the panels of all planned layers; return the bytes of panels and scales.
 
         Raises:
+            ConfigError: They need more memory than is free.
             ModelLoadError: A weight is not finite, or a file cannot be read or has become shorter.
         """
+        num_bytes = sum(linear.num_bytes for linear in self._planned)
+        if num_bytes > (free_bytes := free_host_bytes()):
+            raise ConfigError(
+                f"model {self.checkpoint.model!r} needs {shown_bytes(num_bytes)} for its weights, "
+                f"and {shown_bytes(free_bytes)} of memory are free: give dtype='bfloat16', "
+                "quantization='int8' or a smaller model"
+            )
         layers = [self._arguments(linear) for linear in self._planned]
         try:
             odd = pack_layers(layers, dtype=self.dtype, num_threads=self._num_threads)
@@ -154,7 +163,7 @@ class Packer:
         for linear, numbers in zip(self._planned, odd, strict=True):
             for part, number in zip(linear.parts, numbers, strict=True):
                 self.checkpoint.check_finite(part.name, number)
-        return sum(linear.num_bytes for linear in self._planned)
+        return num_bytes
 
     def _arguments(self, linear: Linear) -> tuple[Any, ...]:
         """Arguments of a layer for `pack_layers`."""
