@@ -113,9 +113,14 @@ class CacheShape:
 
     @property
     def max_blocks_per_row(self) -> int:
-        """Maximum length of a block table: a sequence has no more blocks than the pool."""
+        """Maximum length of a block table.
+
+        A sequence has no more blocks than the pool, but tables keep those that a window has left.
+        """
         longest = self.limits.max_model_len + self.limits.num_lookahead_slots
-        return min(-(-longest // self.block_size), self.num_gpu_blocks)
+        num_blocks = -(-longest // self.block_size)
+        has_window = self.limits.group_window is not None
+        return num_blocks if has_window else min(num_blocks, self.num_gpu_blocks)
 
 
 class HostBuffers(Protocol):
