@@ -186,9 +186,7 @@ def test_a_group_with_a_window_holds_what_later_tokens_see() -> None:
 def test_a_token_needs_a_slot_before_the_next() -> None:
     for enable_prefix_caching in (False, True):
         space = BlockSpaceManager(
-            CacheConfig(
-                block_size=4, num_gpu_blocks=3, enable_prefix_caching=enable_prefix_caching
-            )
+            CacheConfig(block_size=4, num_gpu_blocks=3, enable_prefix_caching=enable_prefix_caching)
         )
         group, seq = space.add_seq_group(prompt(4))
         space.allocate(group)

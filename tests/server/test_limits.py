@@ -12,7 +12,7 @@ import pytest
 
 from pagedserve.server.decisions.protocol import DecisionBody
 from pagedserve.server.http import bounds, connection
-from pagedserve.server.http.body import parsed, read_body
+from pagedserve.server.http.body import read_body
 from pagedserve.server.http.bounds import (
     BOUNDS,
     MAX_DEPTH,
@@ -21,6 +21,7 @@ from pagedserve.server.http.bounds import (
     VOCABULARY,
     Bound,
 )
+from pagedserve.server.http.json_document import parsed
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.pooling.protocol import EmbeddingBody
 from tests.server.conftest import TEMPLATE, Served

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pagedserve.server.batches.input_file import MAX_LINE_BYTES, BatchLine
-from pagedserve.server.http.body import parsed
+from pagedserve.server.http.json_document import parsed
 
 
 class BatchRequest(NamedTuple):

@@ -4,12 +4,9 @@ Bounds of the whole body are checked before it is parsed, those of fields before
 from it, and the response reports the first error.
 """
 
-import json
-import math
-import reprlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -22,7 +19,6 @@ from pagedserve.server.fields import SizedBody
 from pagedserve.server.http.bounds import (
     CHARS_PER_TOKEN,
     MAX_DEPTH,
-    MAX_DIGITS,
     MAX_FORM_BYTES,
     MAX_FORM_FIELDS,
     MAX_FORM_FILES,
@@ -33,10 +29,8 @@ from pagedserve.server.http.bounds import (
     check_texts,
 )
 from pagedserve.server.http.errors import ServerError, problems
+from pagedserve.server.http.json_document import parsed
 from pagedserve.server.http.unparsed import check_unparsed
-
-# Bytes that are parsed in one hold of the interpreter's lock: up to 0.01 s.
-_BYTES_AT_ONCE: Final = 1 << 17
 
 
 def json_route(context: Context) -> type[APIRoute]:
@@ -146,35 +140,3 @@ def validated(
     if isinstance(body, SizedBody):
         body.arrived_with(num_bytes)
     return body
-
-
-def parsed(content: bytes) -> Any:
-    """Parse a JSON document.
-
-    Raises:
-        RequestError: It is not UTF-8, or has a number that is not finite, or of too many digits.
-            json.JSONDecodeError: It is not valid JSON.
-    """
-    parse_int = _integer if len(content) > _BYTES_AT_ONCE else None
-    try:
-        text = content.decode("utf-8-sig")
-        return json.loads(text, parse_int=parse_int, parse_float=_real, parse_constant=_real)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is no UTF-8: {error.reason} at byte {error.start}") from error
-    except (json.JSONDecodeError, RequestError):
-        raise
-    except ValueError as error:  # for an integer
-        raise RequestError(f"a number of the body has more than {MAX_DIGITS} digits") from error
-
-
-# One call per number lets other threads run between the millions of a body, whose numbers may have
-# thousands of digits each; it takes twice the time.
-def _integer(digits: str) -> int:
-    return int(digits)
-
-
-def _real(written: str) -> float:
-    number = float(written)
-    if not math.isfinite(number):  # a response with it would be no JSON
-        raise RequestError(f"the body has the number {reprlib.repr(written)}; it must be finite")
-    return number
