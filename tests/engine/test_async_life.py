@@ -109,6 +109,36 @@ def test_a_generator_that_is_never_iterated_costs_nothing(formula: FormulaModel)
     run(test())
 
 
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY])
+def test_an_id_used_again_gets_no_output_of_the_cancelled_request(
+    formula: FormulaModel, kind: RequestOutputKind
+) -> None:
+    async def read(engine: AsyncLLMEngine, prompt: list[int], num_tokens: int) -> list[int]:
+        given = params(kind, max_tokens=num_tokens)
+        outputs = engine.generate({"prompt_token_ids": prompt}, given, "same")
+        return [token async for output in outputs for token in output.outputs[0].token_ids]
+
+    async def test() -> None:
+        async with running(formula) as (engine, behind):
+            is_in_step, may_go_on = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                is_in_step.set()
+                may_go_on.wait()
+
+            formula.executor(behind).before_sampling = hold
+            cancelled = asyncio.create_task(read(engine, [9, 9], 1))
+            await asyncio.to_thread(is_in_step.wait)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            again = asyncio.create_task(read(engine, PROMPT, 3))
+            await until(lambda: "same" in engine._streams)
+            may_go_on.set()
+            assert await again == formula.greedy(PROMPT, 3)
+
+    run(test())
+
+
 def test_cancellations_at_any_moment_leave_nothing(formula: FormulaModel) -> None:
     async def test() -> None:
         async with running(formula, num_gpu_blocks=40) as (engine, behind):

@@ -210,7 +210,6 @@ class AsyncLLMEngine(ModelOwner):
             request = stream.request = await self._input_lanes.run(check, cost=cost, group=turn)
             self._check()
             self._thread.send(partial(self._take_up, request, stream))
-            stream.is_sent = True
             while not stream.is_finished:
                 output = await stream.get()
                 stream.is_finished = output.finished
@@ -382,6 +381,7 @@ class AsyncLLMEngine(ModelOwner):
         return answer.result()
 
     def _take_up(self, request: Request, stream: Stream, engine: LLMEngine) -> list[RequestOutput]:
+        stream.is_taken = True
         if self._streams.get(request.request_id) is stream:  # else its reader has stopped
             try:
                 engine.add(request)

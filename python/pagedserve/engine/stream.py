@@ -20,7 +20,8 @@ class Stream:
         loop: Event loop of the reader.
         request: Request of the stream, once it is checked.
         is_aborted: Whether the request is to be aborted as soon as it is added.
-        is_sent: Whether the request was sent to the engine.
+        is_taken: Whether the engine's thread has taken the request; earlier outputs of its id are
+            those of another request, whose abort is still queued.
         is_finished: Whether the reader has the last output.
     """
 
@@ -29,7 +30,7 @@ class Stream:
         self.loop = loop
         self.request: Request | None = None
         self.is_aborted = False
-        self.is_sent = False
+        self.is_taken = False
         self.is_finished = False
         self._unread: RequestOutput | None = None
         self._error: BaseException | None = None
@@ -124,7 +125,8 @@ class Streams(dict[str, Stream]):
         """Deliver outputs, waking each event loop once; called in the engine's thread."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
         for output in outputs:
-            if (stream := self.get(output.request_id)) is not None:
+            stream = self.get(output.request_id)
+            if stream is not None and stream.is_taken:
                 by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, delivery in by_loop.items():
             if not call_in(loop, partial(_deliver, delivery)):
@@ -135,7 +137,7 @@ class Streams(dict[str, Stream]):
         """End a stream that has no reader any more; callable at any moment, in any thread."""
         if self.get(request_id) is stream:
             del self[request_id]
-            if stream.is_sent and not stream.is_finished:
+            if stream.is_taken and not stream.is_finished:
                 self._abandon(request_id)
 
     def leave_closed(self) -> None:
