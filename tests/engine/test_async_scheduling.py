@@ -139,3 +139,14 @@ def test_a_request_that_outgrows_the_cache_keeps_the_token_that_was_under_way(
         answers.append(last["a"].outputs)
     assert answers[0][0].finish_reason == "ignored"
     assert answers[0] == answers[1]
+
+
+def test_a_streamed_request_may_outgrow_the_cache_before_its_first_output(formula: Any) -> None:
+    answers = []
+    for options in ({}, ASYNC):
+        engine = formula.engine(num_gpu_blocks=2, watermark=0.0, **options)
+        engine.add_request("a", ids(*range(8)), greedy(5))
+        answers.append([output.outputs for _ in range(2) for output in engine.step()])
+        formula.check_idle(engine)
+    assert [output.finish_reason for (output,) in answers[0]] == [None, "ignored"]
+    assert answers[0] == answers[1]

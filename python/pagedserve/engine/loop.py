@@ -207,7 +207,7 @@ class EngineLoop:
             step = Step(self._scheduler.schedule(started), started if after is None else None)
             self._stats.scheduler_seconds += now() - started
             self._steps.append(step)
-            self._record_preemptions(step.scheduled)
+            self._record_groups(step.scheduled)
             if step.scheduled.is_empty:
                 return step
             self._prepare(step, after)
@@ -362,11 +362,13 @@ class EngineLoop:
             if request is not None:
                 self.end(request, Finish("ignored", reason), group_stats)
 
-    def _record_preemptions(self, scheduled: SchedulerOutputs) -> None:
-        for group, _ in scheduled.preempted:
+    def _record_groups(self, scheduled: SchedulerOutputs) -> None:
+        """Update the statistics of the groups that a step preempts or ends."""
+        ended = {group: group_stats for group, _, group_stats in scheduled.ignored_seq_groups}
+        for group in (*(group for group, _ in scheduled.preempted), *ended):
             request = self._requests.by_group(group)
-            if request is not None and not _is_ignored(group, scheduled):
-                self._record_group(request, self._scheduler.group_stats(group))
+            if request is not None:
+                self._record_group(request, ended.get(group) or self._scheduler.group_stats(group))
 
     def _record_group(self, request: Request, group_stats: GroupStats) -> None:
         request.num_cached_tokens = group_stats.num_cached_tokens
@@ -383,7 +385,3 @@ class EngineLoop:
                 metrics.first_scheduled_time = request_time()
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s, %d waiting", step_line(scheduled, used), self._scheduler.num_waiting)
-
-
-def _is_ignored(group: int, scheduled: SchedulerOutputs) -> bool:
-    return any(ignored == group for ignored, _, _ in scheduled.ignored_seq_groups)
