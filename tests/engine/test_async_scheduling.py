@@ -6,6 +6,7 @@ import pytest
 
 from pagedserve import LLMEngine, RequestOutput, SamplingParams
 from pagedserve.inputs import TokensPrompt
+from pagedserve.sampling_params import RequestOutputKind
 
 ASYNC: dict[str, Any] = {"async_scheduling": True}
 
@@ -102,6 +103,25 @@ def test_an_abort_waits_for_the_step_under_way_and_frees_everything(formula: Any
     assert engine.scheduler.num_free_gpu_blocks == free
     last = formula.finish(engine)
     assert tokens_of(last["b"]) == formula.greedy([3, 4], 50)
+    formula.check_idle(engine)
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_an_abort_returns_every_token_that_no_step_has_returned(
+    formula: Any, kind: RequestOutputKind
+) -> None:
+    engine = formula.engine(**ASYNC)
+    for name in "ab":
+        engine.add_request(name, ids(1, 2), greedy(20, output_kind=kind))
+    returned = [output for output in engine.step() if output.request_id == "a"]
+    # The step launched ahead is processed by the first abort; its output waits for the next call.
+    engine.abort_request("b")
+    returned += engine.abort_request("a")
+    if kind is not RequestOutputKind.DELTA:
+        del returned[:-1]
+    tokens = [token for output in returned for token in tokens_of(output)]
+    assert tokens == formula.greedy([1, 2], 2)
+    assert (returned[-1].finished, returned[-1].outputs[0].finish_reason) == (True, "abort")
     formula.check_idle(engine)
 
 

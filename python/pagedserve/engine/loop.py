@@ -25,7 +25,7 @@ import numpy as np
 
 from pagedserve._core import GroupStats, Scheduler, SchedulerOutputs
 from pagedserve.engine.drafting import Drafter
-from pagedserve.engine.output_processor import make_output
+from pagedserve.engine.output_processor import make_output, merge_outputs
 from pagedserve.engine.prompt_logprobs import record_prompts, scored_rows
 from pagedserve.engine.request import Request, RequestTable, Sequence
 from pagedserve.engine.stats import EngineStats, request_time, step_line
@@ -128,22 +128,22 @@ class EngineLoop:
 
     def abort(self, request_ids: list[str]) -> list[RequestOutput]:
         """Abort unfinished requests; see ``LLMEngine.abort_request``."""
-        unfinished = {name for name in request_ids if name in self._requests}
+        known = {name: self._requests.by_id(name) for name in request_ids}
         # A running step may use their blocks, or end them.
         self.drain()
         with sigint_deferred():
             for name in request_ids:
                 if (request := self._requests.by_id(name)) is not None:
                     self.end(request, ABORTED, self._scheduler.abort(request.group))
-            ended = [
-                output
-                for output in self.outputs
-                if output.finished and output.request_id in unfinished
-            ]
-            self.outputs = [
-                output for output in self.outputs if output.request_id not in request_ids
-            ]
-        return ended
+            outputs, self.outputs = self.outputs, []
+            ended: dict[str, RequestOutput] = {}
+            for output in outputs:
+                name = output.request_id
+                if name not in known:
+                    self.outputs.append(output)
+                elif (request := known[name]) is not None:
+                    ended[name] = merge_outputs(request, ended.get(name), output)
+        return list(ended.values())
 
     def end_failed(self, error: Exception, *, all_requests: bool) -> list[RequestOutput]:
         """End the requests of failed steps, or all; see ``LLMEngine.end_failed``."""

@@ -46,6 +46,16 @@ def make_output(request: Request) -> RequestOutput:
     )
 
 
+def merge_outputs(
+    request: Request, earlier: RequestOutput | None, later: RequestOutput
+) -> RequestOutput:
+    """Return the output that replaces two of a request, of which the earlier was not read."""
+    if earlier is None or request.output_kind is not RequestOutputKind.DELTA:
+        return later
+    earlier.add(later)
+    return earlier
+
+
 def _completions(request: Request) -> list[CompletionOutput]:
     sequences = request.sequences
     if not request.is_plain and request.params.chooses_best:

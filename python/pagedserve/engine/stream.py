@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from pagedserve.engine.output_processor import merge_outputs
 from pagedserve.engine.request import Request
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import RequestOutputKind
 
 T = TypeVar("T")
 
@@ -38,10 +38,8 @@ class Stream:
 
     def put(self, output: RequestOutput) -> None:
         """Append an output."""
-        if self._unread is not None and self._brings_deltas:
-            self._unread.add(output)
-        else:
-            self._unread = output
+        assert self.request is not None  # noqa: S101  # the stream is taken
+        self._unread = merge_outputs(self.request, self._unread, output)
         self._wake()
 
     def fail(self, error: BaseException) -> None:
@@ -68,10 +66,6 @@ class Stream:
         """Whether a step has started the request."""
         request = self.request
         return request is not None and request.metrics.first_scheduled_time is not None
-
-    @property
-    def _brings_deltas(self) -> bool:
-        return self.request is not None and self.request.output_kind is RequestOutputKind.DELTA
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
