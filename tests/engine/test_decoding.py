@@ -327,6 +327,21 @@ def test_aborted_in_the_middle(formula: Any, ways: dict[str, Any], num_steps: in
     formula.check_idle(engine)
 
 
+def test_kept_logprobs_refer_to_no_array_of_the_whole_step(formula: Any) -> None:
+    engine = formula.engine()
+    given: dict[str, Any] = {"temperature": 0, "max_tokens": 3, "ignore_eos": True}
+    few = given | {"logprobs": 2, "prompt_logprobs": 2}
+    engine.add_request("all", ids(1, 2), SamplingParams(**few | {"logprobs": 257}))
+    engine.add_request("few", ids(1, 2), SamplingParams(**few))
+    engine.add_request("beams", ids(1, 2), SamplingParams(**BEAMS | few, n=2))
+    last = formula.finish(engine)
+    for name in ("few", "beams"):
+        for view in (last[name].outputs[0].logprobs, last[name].prompt_logprobs):
+            tops = [entry.top for entry in view._entries if entry is not None]
+            assert [len(array) for top in tops for array in top] == [2, 2] * len(tops)
+            assert all(array.base is None for top in tops for array in top)
+
+
 def test_forgotten_prefixes_are_not_hit(formula: Any) -> None:
     engine: LLMEngine = formula.engine(enable_prefix_caching=True)
     scheduler = engine.scheduler

@@ -389,7 +389,7 @@ def _process_beams(
         ids, logprobs = candidates.token_ids[row], candidates.logprobs[row]
         top = None
         if (num_top := request.params.logprobs) is not None:
-            top = TopLogprobs(ids[:num_top], logprobs[:num_top])
+            top = TopLogprobs.of(ids, logprobs, num_top)
         rows.append(BeamRow(ids, logprobs, top))
     beams = tuple(sequence.beam for sequence in sequences if sequence.beam is not None)
     # The scheduler's order of the beams; the decisions of the search do not depend on it.

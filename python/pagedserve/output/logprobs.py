@@ -15,6 +15,13 @@ class TopLogprobs(NamedTuple):
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
 
+    @classmethod
+    def of(
+        cls, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], num_top: int
+    ) -> "TopLogprobs":
+        """Copy the first ``num_top``: a view would keep the arrays of the whole step alive."""
+        return cls(token_ids[:num_top].copy(), logprobs[:num_top].copy())
+
 
 class TokenLogprob(NamedTuple):
     """Log-probability of one token after the tokens before it.
@@ -39,7 +46,7 @@ class TokenLogprob(NamedTuple):
         num_top: int,
     ) -> "TokenLogprob":
         """Keep the first ``num_top`` most likely tokens of a position."""
-        top = TopLogprobs(top_token_ids[:num_top], top_logprobs[:num_top])
+        top = TopLogprobs.of(top_token_ids, top_logprobs, num_top)
         return cls(float(logprob), int(rank), top)
 
 
