@@ -17,6 +17,7 @@ from pagedserve import (
     AsyncLLMEngine,
     ConfigError,
     EngineArgs,
+    EngineDeadError,
     LoRARequest,
     RequestError,
     RequestOutput,
@@ -205,6 +206,27 @@ def test_an_abort_while_an_adapter_is_read_ends_that_request_alone(
         slow_files.may_go_on.set()
         assert await both[0] == []
         assert await both[1] == formula.greedy([1, 7, 3], 12, shift_of(slow))
+
+    run_async(formula, test)
+
+
+def test_a_shutdown_while_an_adapter_is_read_waits_for_no_file(
+    formula: FormulaModel, adapters: list[LoRARequest], slow_files: SlowFiles
+) -> None:
+    async def test(engine: AsyncLLMEngine) -> None:
+        reading = asyncio.create_task(tokens_of(engine, "reading", [1, 7, 3], slow_files.adapter))
+        await asyncio.to_thread(slow_files.is_reading.wait)
+        waiting = asyncio.create_task(tokens_of(engine, "waiting", [1, 7, 3], adapters[1]))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.shutdown)
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            await waiting
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            await engine.add_lora(adapters[2])
+        assert not reading.done()
+        slow_files.may_go_on.set()
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            await reading
 
     run_async(formula, test)
 

@@ -11,6 +11,7 @@ import pytest
 
 from pagedserve.collector import collector_paused
 from pagedserve.engine.lanes import SMALL_COST, GrammarLanes, Lanes, input_cost
+from pagedserve.errors import EngineDeadError
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 
@@ -114,8 +115,21 @@ def test_the_end_cancels_what_waits(lanes: Lanes) -> None:
     lanes.shutdown()
     goes_on.set()
     assert waiting.cancelled()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(EngineDeadError, match="the engine was shut down"):
         lanes.submit(lambda: 1, cost=1, group=1)
+
+
+def test_the_end_is_an_error_and_no_cancellation_for_a_task_that_waits(lanes: Lanes) -> None:
+    async def test() -> None:
+        goes_on = held(lanes, 1)
+        waiting = asyncio.create_task(lanes.run(lambda: 1, cost=1, group=1))
+        await asyncio.sleep(0)
+        lanes.shutdown()
+        goes_on.set()
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            await waiting
+
+    asyncio.run(test())
 
 
 def test_a_grammar_that_is_compiled_costs_nothing() -> None:

@@ -14,7 +14,6 @@ Costs: a step with outputs is one callback in each event loop, and about a micro
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -64,8 +63,8 @@ class AsyncLLMEngine(ModelOwner):
         self._dead_error: BaseException | None = None
         self._streams = Streams(lambda name: self._thread.post(partial(_without_outputs, name)))
         self._input_lanes, self._grammars = Lanes("pagedserve-input"), GrammarLanes()
-        # A separate thread: requests without adapters do not wait for files.
-        self._adapter_worker = ThreadPoolExecutor(1, thread_name_prefix="pagedserve-adapter")
+        # Separate: requests without adapters do not wait for files.
+        self._adapter_lanes = Lanes("pagedserve-adapter")
         self._thread = EngineThread(
             make_engine,
             on_outputs=self._streams.hand_out,
@@ -287,6 +286,7 @@ class AsyncLLMEngine(ModelOwner):
 
         Raises:
             RequestError: The adapter is invalid; the message lists what is accepted.
+            EngineDeadError: The engine has died or is shut down.
         """
         await self._load(lora_request)
         return True
@@ -335,7 +335,7 @@ class AsyncLLMEngine(ModelOwner):
         self._thread.stop()
         self._input_lanes.shutdown()
         self._grammars.shutdown()
-        self._adapter_worker.shutdown(cancel_futures=True)
+        self._adapter_lanes.shutdown()
 
     @property
     def _engine(self) -> LLMEngine:
@@ -361,9 +361,9 @@ class AsyncLLMEngine(ModelOwner):
             raise self.dead_error
 
     async def _load(self, lora_request: LoRARequest) -> Adapter:
-        self._thread.guard.check()
+        self._check()
         load = partial(self._engine.adapters.load, lora_request)
-        return await asyncio.get_running_loop().run_in_executor(self._adapter_worker, load)
+        return await self._adapter_lanes.run(load, cost=0, group=None)
 
     async def _ask(self, question: Callable[[LLMEngine], T]) -> T:
         """Call a function with the engine between two steps."""

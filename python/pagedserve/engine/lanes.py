@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pagedserve.engine.grammars import LazyGrammarCompiler
 from pagedserve.engine.stream import call_in, set_answer
+from pagedserve.errors import EngineDeadError
 from pagedserve.inputs import Prompt
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
@@ -30,6 +31,8 @@ T = TypeVar("T")
 SMALL_COST: Final = 1 << 14
 # Costs are compared in units of this many, so that usual requests keep their order.
 _UNIT: Final = 1 << 12
+
+_ENDED: Final = "the engine was shut down"
 
 
 class _Work(NamedTuple):
@@ -69,7 +72,7 @@ class _Lane:
         future: Future[T] = Future()
         with self._changed:
             if self._is_ending:
-                raise RuntimeError("the lanes are closed")
+                raise EngineDeadError(_ENDED)
             start = max(self._clock, self._finishes.get(group, 0))
             finish = self._finishes[group] = start + 1 + cost // _UNIT
             self._num_waiting[group] += 1
@@ -143,7 +146,7 @@ class Lanes:
             Future of the result; cancelling it before it runs skips the work.
 
         Raises:
-            RuntimeError: After ``shutdown``.
+            EngineDeadError: After ``shutdown``.
         """
         lane = self._small if cost <= SMALL_COST else self._large
         return lane.submit(make, cost, group)
@@ -153,6 +156,9 @@ class Lanes:
 
         Neither the result nor an error, whose traceback refers to all that the function had, is
         part of a reference cycle: both may be large.
+
+        Raises:
+            EngineDeadError: After ``shutdown``, or ``shutdown`` cancelled the work.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -161,7 +167,7 @@ class Lanes:
         try:
             await ended
             if work.cancelled():  # by `shutdown`
-                raise asyncio.CancelledError
+                raise EngineDeadError(_ENDED)
             return work.result()
         finally:
             work.cancel()
