@@ -210,6 +210,25 @@ def test_an_abort_while_an_adapter_is_read_ends_that_request_alone(
     run_async(formula, test)
 
 
+def test_a_removal_while_an_adapter_is_read_does_not_block_the_event_loop(
+    formula: FormulaModel, adapters: list[LoRARequest], slow_files: SlowFiles
+) -> None:
+    other = adapters[1]
+
+    async def test(engine: AsyncLLMEngine) -> None:
+        await engine.add_lora(other)
+        reading = asyncio.create_task(engine.add_lora(slow_files.adapter))
+        await asyncio.to_thread(slow_files.is_reading.wait)
+        removing = asyncio.create_task(engine.remove_lora(other.lora_int_id))
+        await asyncio.sleep(0)
+        slow_files.may_go_on.set()
+        assert await removing
+        assert await reading
+        assert await engine.list_loras() == {slow_files.adapter.lora_int_id}
+
+    run_async(formula, test)
+
+
 def test_a_shutdown_while_an_adapter_is_read_waits_for_no_file(
     formula: FormulaModel, adapters: list[LoRARequest], slow_files: SlowFiles
 ) -> None:

@@ -293,7 +293,8 @@ class AsyncLLMEngine(ModelOwner):
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Remove an adapter; running requests keep it.  Return whether the id was known."""
-        return self._engine.adapters.remove(lora_id)
+        # In a thread: the files of another adapter may be read, which locks the table.
+        return await asyncio.to_thread(self._engine.adapters.remove, lora_id)
 
     async def list_loras(self) -> set[int]:
         """Ids of the known adapters."""
