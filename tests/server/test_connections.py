@@ -184,6 +184,27 @@ def test_connections_are_bounded(serve: Serve) -> None:
         assert served.complete(prompt=PROMPT, max_tokens=1).status_code == 200
 
 
+def test_clients_that_do_not_read_leave_their_connections(serve: Serve) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 400, "stream": True, "logprobs": 20}
+    content = json.dumps(body | {"ignore_eos": True, "temperature": 0}).encode()
+    get = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n"
+    requests = [
+        POST + b"Content-Length: %d\r\n\r\n" % len(content) + content,
+        get + b"Connection: close\r\n\r\n",
+        (get + b"\r\n") * 4,
+    ]
+    with serve(stall_timeout=0.2, max_connections=3) as served, contextlib.ExitStack() as stack:
+        served._listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for request in requests:
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", served.http.base_url.port))
+            push(connection, request)
+        served.wait_until(lambda: len(served.connections) == 3)
+        served.wait_until(lambda: not served.connections)
+        assert served.complete(prompt=PROMPT, max_tokens=1).status_code == 200
+
+
 def test_connections_leave_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((16, 8), (128, 64), (1024, 768), (1 << 20, 10_000)):
         monkeypatch.setattr("resource.getrlimit", lambda _, soft=soft: (soft, soft))

@@ -119,6 +119,7 @@ class Server(uvicorn.Server):
         protocol: Any = partial(
             BoundedProtocol,
             receive_timeout=args.receive_timeout,
+            stall_timeout=args.stall_timeout,
             max_connections=args.max_connections or default_max_connections(),
         )
         super().__init__(

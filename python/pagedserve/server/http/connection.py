@@ -4,10 +4,11 @@ uvicorn limits neither the bytes of a header nor the time that a request takes t
 header has at most ``MAX_HEADER_BYTES`` and ``MAX_HEADERS`` lines (431), headers and each MiB of
 bodies have a time limit (408), a body has at most ``MAX_CHUNKS`` chunks (413), and the number of
 connections is limited (503).  A request that is refused here never reaches the application, and its
-connection closes.
+connection closes.  A client that does not read is disconnected: a transport that closes waits for
+its unsent bytes.
 
-Costs: a few comparisons per read from the socket and per header line; a timer per connection, and
-one per request that does not arrive in one read.
+Costs: a few comparisons per read from the socket and per header line; two timers per connection,
+and one per request that does not arrive in one read.
 """
 
 import asyncio
@@ -61,18 +62,25 @@ class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on incomplete requests."""
 
     def __init__(
-        self, *given: Any, receive_timeout: float, max_connections: int, **named: Any
+        self,
+        *given: Any,
+        receive_timeout: float,
+        stall_timeout: float,
+        max_connections: int,
+        **named: Any,
     ) -> None:
         """Prepare for a connection.
 
         Args:
             given: Arguments of uvicorn.
             receive_timeout: Seconds that a header may take to arrive, and then each MiB of a body.
+            stall_timeout: Seconds after which a client that reads nothing is disconnected.
             max_connections: Maximum number of open connections.
             named: Keyword arguments of uvicorn.
         """
         super().__init__(*given, **named)
         self._receive_timeout = receive_timeout
+        self._stall_timeout = stall_timeout
         self._max_connections = max_connections
         self._in_header = True  # between requests too
         self._in_body = False
@@ -82,11 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_chunks = 0
         self._num_body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        self._num_unsent = 0  # bytes at the last look, unless the client has read since
         self._running: RequestResponseCycle | None = None  # pipelined ones wait for its end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of the first header, or refuse one connection too many."""
         super().connection_made(transport)
+        self._look_for_stall()
         if len(self.connections) > self._max_connections:
             text = f"{self._max_connections} connections are open; no more are accepted"
             self._refuse(ServerError(503, text, retry_after=1))
@@ -95,12 +106,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timer, and the running request; uvicorn cancels the last that arrived."""
+        """Cancel the timers, and the running request; uvicorn cancels the last that arrived."""
         super().connection_lost(exc)
         self._stop_deadline()
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def resume_writing(self) -> None:
+        """Continue the response: the client has read most of its unsent bytes."""
+        super().resume_writing()
+        self._num_unsent = 0
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, unless the request is refused."""
@@ -222,6 +240,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER, self.transport.close)
         else:
             self.transport.close()
+
+    def _look_for_stall(self) -> None:
+        """Disconnect a client that has read nothing since the last look."""
+        before, self._num_unsent = self._num_unsent, 0
+        # Otherwise bytes may have been read, and as many written.
+        if self.transport.is_closing() or self.flow.write_paused:
+            self._num_unsent = self.transport.get_write_buffer_size()
+            if 0 < self._num_unsent == before:
+                self.transport.abort()
+                return
+        self._next_look = self.loop.call_later(self._stall_timeout, self._look_for_stall)
 
     def _start_deadline(self) -> None:
         self._stop_deadline()
