@@ -166,8 +166,8 @@ class RequestOutput:
         prompt: Text of the prompt, or None if it was given as token ids.
         prompt_token_ids: Token ids of the prompt as computed, after ``truncate_prompt_tokens``; one
             list shared by all outputs of a request.
-        prompt_logprobs: One entry per prompt token, None for the first, which has no prediction;
-            None unless requested.
+        prompt_logprobs: One entry per prompt token, None for the first, which has no prediction,
+            and for those that were not computed before an abort; None unless requested.
         outputs: Completions: best first with ``best_of`` above ``n`` and with beam search, else in
             the order of their indices.
         finished: Whether this is the last output of the request.

@@ -136,6 +136,19 @@ def test_a_timeout_ends_a_request_with_what_there_is(serve: Serve) -> None:
         served.wait_until_idle()
 
 
+def test_an_abort_before_the_first_token_echoes_the_prompt(serve: Serve) -> None:
+    with serve(engine={"max_num_seqs": 1}) as served, ThreadPoolExecutor() as pool:
+        slowly(served, 0.02)
+        running = pool.submit(partial(served.complete, prompt=PROMPT, max_tokens=60))
+        served.wait_until(lambda: served.engine.scheduler.num_running == 1)
+        answer = served.complete(prompt=PROMPT, echo=True, logprobs=1, timeout=0.05)
+        assert answer.status_code == 200
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (PROMPT, "abort")
+        assert choice["logprobs"]["token_logprobs"] == [None] * len(PROMPT)
+        assert running.result().status_code == 200
+
+
 # Without special tokens a prompt is made before the engine hears of the request.
 @pytest.mark.parametrize("special", [True, False])
 def test_an_abort_reaches_a_request_that_is_still_being_tokenised(

@@ -29,6 +29,7 @@ def make_output(request: Request) -> RequestOutput:
     prompt_logprobs = None
     if request.prompt_logprobs is not None:
         entries = [None, *request.prompt_logprobs]
+        entries += [None] * (len(request.prompt_token_ids) - len(entries))
         prompt_logprobs = LogprobsView(request.prompt_token_ids, entries, _token_text(request))
     return RequestOutput(
         request_id=request.request_id,
