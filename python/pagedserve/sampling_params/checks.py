@@ -17,6 +17,9 @@ _GREEDY_BELOW: Final = 1e-5
 # Larger factors and summands, or factors below the inverse, could overflow float32.
 _LARGE: Final = 1e30
 
+# Largest number of tokens or sequences.
+_MAX_COUNT: Final = 2**31 - 1
+
 # Token ids as JSON keys; no id has more digits.
 _DIGITS: Final = re.compile("[0-9]{1,18}")
 
@@ -26,6 +29,11 @@ FACTOR: Final = checks.real("a number from 1e-30 to 1e30", low=1 / _LARGE, high=
 NUM_LOGPROBS: Final = checks.optional(
     checks.integer("at least 0, -1 for the whole vocabulary, or None", low=-1)
 )
+
+
+def count(low: int, otherwise: str = "") -> checks.Check[int]:
+    """A number of tokens or sequences, at least ``low``; the error adds ``otherwise``."""
+    return checks.integer(f"from {low} to {_MAX_COUNT}{otherwise}", low=low, high=_MAX_COUNT)
 
 
 def temperature(name: str, value: object) -> float:

@@ -40,15 +40,15 @@ class SamplingOptions:
 
     n: Integer = parameter(
         1,
-        checks.integer("at least 1", low=1),
-        "Number of outputs to return, at least 1.",
+        own_checks.count(1),
+        "Number of outputs to return, from 1 to 2147483647.",
         concern="parallel sampling",
         request="own",
         flag="number of outputs per prompt",
     )
     best_of: OptionalInteger = parameter(
         None,
-        checks.optional(checks.integer("at least 1, or None for n", low=1)),
+        checks.optional(own_checks.count(1, ", or None for n")),
         "Number of sequences to sample, of which the n most likely are returned; the width of a "
         "beam search. At least n.",
         concern="parallel sampling",
@@ -176,9 +176,9 @@ class SamplingOptions:
     )
     max_tokens: OptionalInteger = parameter(
         16,
-        checks.optional(checks.integer("at least 1, or None for no limit", low=1)),
-        "Maximum number of new tokens, at least 1; None sets no limit. The engine's max_model_len "
-        "may end the request earlier.",
+        checks.optional(own_checks.count(1, ", or None for no limit")),
+        "Maximum number of new tokens, from 1 to 2147483647; None sets no limit. The engine's "
+        "max_model_len may end the request earlier.",
         concern="length",
         request="own",
         recommended_as="max_new_tokens",
@@ -186,7 +186,7 @@ class SamplingOptions:
     )
     min_tokens: Integer = parameter(
         0,
-        checks.integer("from 0 to max_tokens", low=0),
+        own_checks.count(0, ", and at most max_tokens"),
         "Minimum number of new tokens before an end-of-sequence or stop token; not with "
         "structured_outputs.",
         concern="length",
