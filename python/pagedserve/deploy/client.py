@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,6 +41,8 @@ from pagedserve.tokenizer import Tokenizer
 _MAX_DEATHS: Final = 3
 # Seconds between two state requests to all replicas.
 _LOOK: Final = 1.0
+# Seconds that a replica has to end an aborted request; the server's drain waits a little longer.
+_ABORT_PATIENCE: Final = 1.5
 # Timeout in seconds of calls other than requests, and of the shutdown.
 _PATIENCE: Final = 60.0
 # Seconds without an answer of any replica after which the deployment is unhealthy.
@@ -184,7 +187,7 @@ class ReplicatedEngine:
         num_deaths = 0
         while True:
             try:
-                async for output in self._part(request, stream):
+                async for output in self._part(request, stream, progress.unfinished):
                     _check_end(output, stream)
                     num_deaths = 0
                     progress.add(output)
@@ -210,18 +213,18 @@ class ReplicatedEngine:
             (request,) = progress.requests.values()
 
     async def _part(
-        self, request: ReplicaRequest, stream: _Stream
+        self, request: ReplicaRequest, stream: _Stream, unfinished: AbstractSet[int]
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one replica; raises the exceptions of the replica."""
         said: Any = self._here.handle.options(stream=True).generate.remote(request)
-        wants_abort = asyncio.ensure_future(stream.aborted.wait())
+        aborting = asyncio.ensure_future(self._abort(request.request_id, stream))
         coming: asyncio.Future[RequestOutput | None] | None = None
         try:
             while True:
                 coming = asyncio.ensure_future(anext(said))
-                await asyncio.wait([coming, wants_abort], return_when=asyncio.FIRST_COMPLETED)
-                if stream.aborted.is_set() and not coming.done():
-                    yield _aborted(request)
+                await asyncio.wait([coming, aborting], return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    yield _aborted(request, unfinished)
                     return
                 output = await coming
                 stream.has_begun = True
@@ -234,11 +237,17 @@ class ReplicatedEngine:
                 raise error.cause from None
             raise
         finally:
-            wants_abort.cancel()
+            aborting.cancel()
             said.cancel()
             if coming is not None:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
+
+    async def _abort(self, request_id: str, stream: _Stream) -> None:
+        """Abort a request on its replica, once requested; returns when its last output is late."""
+        await stream.aborted.wait()
+        asked = self._ask_all("abort", request_id, timeout_s=_ABORT_PATIENCE)
+        await asyncio.gather(asked, asyncio.sleep(_ABORT_PATIENCE), return_exceptions=True)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their streams get a last output with the finish reason "abort"."""
@@ -309,10 +318,12 @@ class ReplicatedEngine:
             raise self._failure or EngineDeadError("the replicas are still being made")
         return self._deployed
 
-    async def _ask_all(self, method: str, *given: object) -> list[Any]:
+    async def _ask_all(
+        self, method: str, *given: object, timeout_s: float = _PATIENCE
+    ) -> list[Any]:
         asked = self._here.handle.broadcast(method, *given)
         try:
-            return list(await asyncio.to_thread(asked.results, timeout_s=_PATIENCE))
+            return list(await asyncio.to_thread(asked.results, timeout_s=timeout_s))
         except RayTaskError as error:
             if isinstance(error.cause, Exception):
                 raise error.cause from None
@@ -354,15 +365,18 @@ def _check_end(output: RequestOutput, stream: _Stream) -> None:
         raise EngineDeadError("it was shut down")
 
 
-def _aborted(request: ReplicaRequest) -> RequestOutput:
-    """Last output of a request that was aborted here."""
+def _aborted(request: ReplicaRequest, unfinished: AbstractSet[int]) -> RequestOutput:
+    """Last output of an aborted request whose replica returned none."""
     prompt = request.prompt
     return RequestOutput(
         request_id=request.request_id,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=[],
         prompt_logprobs=None,
-        outputs=[CompletionOutput(index=0, text="", token_ids=[], finish_reason="abort")],
+        outputs=[
+            CompletionOutput(index=index, text="", token_ids=[], finish_reason="abort")
+            for index in sorted(unfinished)
+        ],
         finished=True,
         metrics=RequestMetrics(request.arrival_time or 0.0),
         lora_request=request.lora_request,

@@ -20,6 +20,7 @@ class Progress:
     Attributes:
         requests: Requests for another replica: the request after its output so far; or one per
             unfinished completion, by its index.
+        unfinished: Indices of the completions without a last output.
         has_several: Whether it is for several completions.
         is_known: Whether all output is known, so that the request can be resumed.
     """
@@ -28,6 +29,7 @@ class Progress:
         """Start without output."""
         params = request.params
         self.requests = {0: request}
+        self.unfinished = set(range(params.n if isinstance(params, SamplingParams) else 1))
         self.is_known = True
         self.has_several = self._is_delta = False
         if not isinstance(params, SamplingParams) or _comes_whole(params):
@@ -40,6 +42,7 @@ class Progress:
 
     def add(self, output: RequestOutput) -> None:
         """Add an output."""
+        self.unfinished -= {part.index for part in output.outputs if part.finished()}
         if output.finished or not self.is_known:
             return
         for completion in output.outputs:

@@ -130,6 +130,10 @@ class Replica:
                 await self.check_health()
                 raise
 
+    async def abort(self, request_id: str) -> None:
+        """See ``EngineClient.abort``; requests of other replicas are ignored."""
+        await self._engine.abort(request_id)
+
     async def facts(self) -> ReplicaFacts:
         """Return the properties."""
         return ReplicaFacts(await self._engine.get_model_config(), self._engine.max_num_seqs)
