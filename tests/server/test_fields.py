@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from pagedserve.errors import RequestError
+from pagedserve.server.completions.protocol import CompletionBody
+from pagedserve.server.params import completion_params
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.server.test_completions import PROMPT, encode, events, text_after
 from tests.server.test_life import slowly
@@ -224,6 +227,19 @@ def test_beams_are_those_of_offline_use(
     wanted = [completion.text for completion in formula.finish(engine)["a"].outputs]
     answer = shared.complete(prompt=PROMPT, **given, logit_bias={str(EOS): 60}).json()
     assert [found["text"] for found in answer["choices"]] == wanted
+
+
+def test_beams_need_no_filters_that_the_model_recommends() -> None:
+    from pagedserve import SamplingParams
+
+    recommended = SamplingParams(temperature=0.7, top_p=0.8, top_k=20, min_p=0.1)
+    given = {"prompt": PROMPT, "use_beam_search": True, "n": 4}
+    params = completion_params(CompletionBody.model_validate(given), recommended)
+    filters = (params.temperature, params.top_p, params.top_k, params.min_p)
+    assert filters == (0, 1, -1, 0)
+    body = CompletionBody.model_validate(given | {"top_p": 0.9})
+    with pytest.raises(RequestError, match=r"top_p is 0\.9 with use_beam_search"):
+        completion_params(body, recommended)
 
 
 def test_the_prompt_of_a_chat(serve: Serve) -> None:

@@ -197,10 +197,11 @@ def _structured_outputs(body: Body, *, closes: bool) -> StructuredOutputsParams 
 
 def _common(body: Body, default: SamplingParams, *, closes: bool) -> dict[str, Any]:
     own = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
-    given = {name: getattr(default, name) for name in _RECOMMENDED} | own
+    given = {name: getattr(default, name) for name in _RECOMMENDED}
     searches = own.get("use_beam_search", False)
-    if searches and "temperature" not in own:
-        given["temperature"] = 0.0
+    if searches:  # the model recommends them for sampling
+        given |= {name: known.off[0] for name in _RECOMMENDED if (known := PARAMETERS[name]).off}
+    given |= own
     given["n"] = body.n or 1
     is_greedy = temperature("temperature", given["temperature"]) == 0 or given["top_k"] == 1
     if is_greedy and not searches and own.get("best_of") in {None, body.n}:
