@@ -349,6 +349,10 @@ def test_tokens_and_back(served: Served) -> None:
     for wrong in ([9999], None, 5, [None]):
         assert served.http.post("/detokenize", json={"tokens": wrong}).status_code == 400
     assert served.http.post("/tokenize", json={}).status_code == 400
+    special = {"messages": [{"role": "user", "content": "Hi"}], "add_special_tokens": True}
+    refused = served.http.post("/tokenize", json=special)
+    assert refused.status_code == 400
+    assert "add_special_tokens is True with messages" in refused.json()["error"]["message"]
 
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}"

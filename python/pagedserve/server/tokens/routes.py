@@ -22,6 +22,13 @@ def add_tokens(app: FastAPI, context: Context) -> None:
             raise ServerError(400, "give either prompt or messages", param="prompt")
         if body.prompt is not None and body.tools is not None:
             raise ServerError(400, "tools is given with prompt; it needs messages", param="tools")
+        if body.messages is not None and body.add_special_tokens:
+            raise ServerError(
+                400,
+                "add_special_tokens is True with messages; it must be False or left out: the chat "
+                "template has the special tokens",
+                param="add_special_tokens",
+            )
         if body.messages is not None:
             check_conversation(body.messages)
             check_names(body.usable_tools)
