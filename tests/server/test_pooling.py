@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from pagedserve import LLM, AsyncLLMEngine, EngineArgs, LLMEngine, PoolingParams
 from pagedserve.engine.defaults import server_defaults
 from pagedserve.executor.protocol import ModelInfo
 from pagedserve.server.options import ServerArgs
+from pagedserve.server.pooling import job as pooling_job
 from tests.server.conftest import Process, Served
 from tests.server.test_batches import answers, client_of, create, wait_for
 from tests.support.classifiers import save_classifier
@@ -140,6 +142,23 @@ def test_base64_is_float32_with_the_lowest_byte_first(embedding: Served, offline
     body = {"input": TEXTS[0], "use_activation": False}
     (item,) = embedding.http.post("/pooling", json=body).json()["data"]
     np.testing.assert_allclose(item["data"], found, atol=1e-5)
+
+
+def test_many_vectors_are_serialized_outside_the_event_loop(
+    embedding: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded(vector: np.ndarray[Any, Any], encoding: str) -> Any:
+        threads.add(threading.get_ident())
+        return encode(vector, encoding)
+
+    encode, threads = pooling_job._encoded, set[int]()
+    monkeypatch.setattr(pooling_job, "_encoded", encoded)
+    for number, is_outside in ((1, False), (20, True)):
+        threads.clear()
+        answer = embedding.http.post("/v1/embeddings", json={"input": TEXTS[:1] * number}).json()
+        assert [item["index"] for item in answer["data"]] == list(range(number))
+        (thread,) = threads
+        assert (thread != embedding._thread.ident) == is_outside
 
 
 def test_scores_are_cosines(embedding: Served, offline: LLM) -> None:

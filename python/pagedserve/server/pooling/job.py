@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ Vectors: TypeAlias = Sequence[NDArray[np.float64]]
 # Fields of a response besides its id, model and usage.
 Shape: TypeAlias = Callable[[Vectors], Mapping[str, Any]]
 
+# Approximate bytes of a number in a response.
+_NUMBER_BYTES: Final = 20
+
 
 @dataclass(slots=True, kw_only=True)
 class PoolingJob(Job):
@@ -71,9 +74,16 @@ class PoolingJob(Job):
                 if output.pooled is None:
                     raise ServerError(503, "the request was aborted before it was answered")
                 vectors[place] = finished_vector(output.pooled, self.rules, self.params)
-        shaped = self.shape([vectors[place] for place in range(self.num_prompts)])
+        ordered = [vectors[place] for place in range(self.num_prompts)]
+        num_bytes = _NUMBER_BYTES * sum(vector.size for vector in ordered)
+        yield await self.context.for_body(partial(self._text, ordered), num_bytes=num_bytes)
+
+    def _text(self, vectors: Vectors) -> bytes:
+        """Whole response; serialized entry by entry, since one call would hold up other threads."""
         head = {"id": self.answer_id, "created": self.created, "model": self.model}
-        yield json.dumps({**head, **shaped, "usage": self._shown_usage()}).encode()
+        fields = {**head, **self.shape(vectors), "usage": self._shown_usage()}
+        parts = [f"{json.dumps(name)}: {_serialized(value)}" for name, value in fields.items()]
+        return f"{{{', '.join(parts)}}}".encode()
 
     def _count(self, place: int, output: RequestOutput) -> None:
         check_end(output.outputs[0], is_begun=False)
@@ -283,6 +293,13 @@ async def _made(
             first, second = map(worthwhile, prompt)
             prompts.append(TextPrompt(prompt=first, text_pair=second))
     return prompts
+
+
+def _serialized(value: object) -> str:
+    """Serialize a field as JSON, and a list entry by entry."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(json.dumps, value))}]"
+    return json.dumps(value)
 
 
 def _encoded(vector: NDArray[np.float64], encoding: str) -> str | list[float]:
