@@ -153,6 +153,8 @@ def test_pairs_are_shortened_as_the_tokenizer_does_it(save: Save) -> None:
     inputs = dict(tokenizer("w5 w6", long, truncation=True, max_length=64, return_tensors="pt"))
     exact = torch.sigmoid(own_logits(directory, [inputs]))
     assert score.outputs.score == pytest.approx(float(exact), abs=1e-5)
+    shared: Any = llm.llm_engine.tokenizer  # which other threads use meanwhile
+    assert shared.backend_tokenizer.truncation is None
 
 
 def test_what_a_model_is_not_for_is_refused_by_name(save: Save) -> None:

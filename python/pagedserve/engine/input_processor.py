@@ -5,6 +5,7 @@ scheduler may still end it ("ignored") if its output outgrows the KV pool.  Noth
 the scheduler's state, so any thread may call it during a step.
 """
 
+import copy
 import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
@@ -84,7 +85,7 @@ class InputProcessor:
         self.grammars = LazyGrammarCompiler(self.tokenizer, model)
         if model.pooling is not None:
             self._pooling = PoolingProcessor(
-                tokenizer=self.tokenizer,
+                tokenizer=copy.deepcopy(self.tokenizer),
                 rules=model.pooling,
                 vocab_size=model.vocab_size,
                 scheduler=self.scheduler,

@@ -25,7 +25,8 @@ class PoolingProcessor:
     """Checks requests against the limits of one engine with a pooling model.
 
     Attributes:
-        tokenizer: Tokenizer of the model.
+        tokenizer: Copy of the model's tokenizer: truncation changes one of transformers, which
+            other threads must not see.
         rules: Pooling configuration of the model.
         vocab_size: Vocabulary size; token ids must be below it.
         scheduler: Knows which prompts can never run.
