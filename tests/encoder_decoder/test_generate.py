@@ -9,6 +9,7 @@ import torch
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.server.generation import Usage
 from tests.encoder_decoder.conftest import FAMILIES, START, MakeFamily, prompts
 from tests.support.tiny import save_tiny_llama
 
@@ -71,6 +72,18 @@ def test_text_goes_to_the_encoder(family: MakeFamily) -> None:
     read = tokenizer("w5w6w7").input_ids
     assert (output.encoder_prompt_token_ids, output.prompt_token_ids) == (read, [START])
     assert tokens_of([output]) == [model.generate(read, 20)]
+
+
+def test_the_text_of_an_encoder_is_not_truncated_but_counted(family: MakeFamily) -> None:
+    llm = family("bart").load()
+    with pytest.raises(RequestError, match="truncate_prompt_tokens is 3, and the prompt of an enc"):
+        llm.generate("w5w6w7", SamplingParams(truncate_prompt_tokens=3), use_tqdm=False)
+    (output,) = llm.generate("w5w6w7", GREEDY, use_tqdm=False)
+    usage = Usage()
+    usage.count_prompt(0, output)
+    num_read = len(output.encoder_prompt_token_ids or ())
+    assert num_read > 0
+    assert usage.prompt_tokens == {0: num_read + 1}
 
 
 def test_a_forced_first_token_is_the_end_of_the_prompt(family: MakeFamily) -> None:

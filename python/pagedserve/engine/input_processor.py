@@ -371,6 +371,12 @@ class InputProcessor:
                 "a request run together",
                 param=name,
             )
+        if self.model.encoder_decoder is not None and params.truncate_prompt_tokens is not None:
+            raise RequestError(
+                f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and the prompt of an "
+                "encoder is not truncated: leave it out",
+                param="truncate_prompt_tokens",
+            )
         most = self.args.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             number = getattr(params, name)

@@ -18,7 +18,7 @@ class Usage:
     """Token usage of a request so far.
 
     Attributes:
-        prompt_tokens: Prompt tokens of each prompt.
+        prompt_tokens: Prompt tokens of each prompt, those of an encoder included.
         cached_tokens: Prompt tokens of each that were found in the prefix cache.
         completion_tokens: New tokens of all outputs.
         accepted: Accepted draft tokens of each prediction that has ended.
@@ -33,7 +33,8 @@ class Usage:
 
     def count_prompt(self, place: int, output: RequestOutput) -> None:
         """Count the prompt at index ``place``, from its first output."""
-        self.prompt_tokens[place] = len(output.prompt_token_ids)
+        encoder = output.encoder_prompt_token_ids or ()
+        self.prompt_tokens[place] = len(output.prompt_token_ids) + len(encoder)
         self.cached_tokens[place] = output.num_cached_tokens or 0
 
     def count_prediction(self, place: int, output: RequestOutput) -> None:
