@@ -180,6 +180,10 @@ def test_stop_strings_and_tokens(served: Served, formula: FormulaModel) -> None:
         ({"prompt": "x" * 3000}, "the prompt has 3000 characters; at most 2048"),
         ({"n": 0}, "n is 0; it must be greater than or equal to 1"),
         ({"n": 10**9}, "n is 1000000000; max_num_seqs is 32"),
+        (
+            {"n": 32, "prompt": [[5] * 100] * 64, "echo": True, "logprobs": 20, "max_tokens": 0},
+            "n is 32: the choices have about 4300800 log-probabilities of prompt tokens; at most 4",
+        ),
         ({"priority": 10**30}, f"priority is {10**30}; it must be less than"),
         ({"request_id": "a\nb"}, "request_id: String should match pattern"),
         ({"max_tokens": 0}, "max_tokens is 0"),

@@ -303,9 +303,9 @@ class TokenJob(Job):
     ) -> int:
         """Approximate size of the log-probabilities of a choice, or of its delta."""
         params = self.params
-        num_logprobs = len(completion.logprobs or ()) * _num_shown(params.logprobs)
+        num_logprobs = len(completion.logprobs or ()) * num_shown(params.logprobs)
         if is_first:
-            num_logprobs += len(output.prompt_logprobs or ()) * _num_shown(params.prompt_logprobs)
+            num_logprobs += len(output.prompt_logprobs or ()) * num_shown(params.prompt_logprobs)
         return num_logprobs * _LOGPROB_BYTES
 
 
@@ -424,7 +424,7 @@ class GenerationJob(TokenJob):
         return range(first, first + self.num_equal)
 
 
-def _num_shown(num_top: int | None) -> int:
+def num_shown(num_top: int | None) -> int:
     """Log-probabilities of a token: the requested number of the most likely, and its own."""
     if num_top is None:
         return 0

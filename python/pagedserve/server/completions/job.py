@@ -6,13 +6,16 @@ from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.output.detokenizer import Detokenizer
 from pagedserve.outputs import CompletionOutput, RequestOutput
+from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.completions.infill import check_infill
 from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.context import Context
-from pagedserve.server.job import GenerationJob
+from pagedserve.server.http.bounds import MAX_PROMPT_LOGPROBS
+from pagedserve.server.job import GenerationJob, num_shown
 from pagedserve.server.limits import guessed_num_tokens
 from pagedserve.server.logprobs import (
     Entry,
@@ -48,15 +51,16 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
     if body.suffix:
         check_infill(body)
         prompts = await context.text.infilled(prompts, body.suffix)
+    prompt_sizes = [
+        guessed_num_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in prompts
+    ]
+    _check_prompt_logprobs(body, params, sum(prompt_sizes))
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)
     return GenerationJob(
         context=context,
         body=body,
         params=params,
-        prompt_sizes=[
-            guessed_num_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-            for prompt in prompts
-        ],
+        prompt_sizes=prompt_sizes,
         make_prompts=partial(_made, context, body, prompts),
         choices=CompletionChoices(
             body,
@@ -68,6 +72,21 @@ async def completion_job(context: Context, body: CompletionBody, answer_id: str)
         lora_request=context.adapters.get(model),
         num_equal=num_equal_choices(body, params),
     )
+
+
+def _check_prompt_logprobs(body: CompletionBody, params: SamplingParams, num_tokens: int) -> None:
+    """Refuse a completion whose choices would repeat too many log-probabilities of its prompts.
+
+    Raises:
+        RequestError: They are more than ``MAX_PROMPT_LOGPROBS``.
+    """
+    number = (body.n or 1) * num_tokens * num_shown(params.prompt_logprobs)
+    if number > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"n is {body.n or 1}: the choices have about {number} log-probabilities of prompt "
+            f"tokens; at most {MAX_PROMPT_LOGPROBS} are accepted",
+            param="n",
+        )
 
 
 async def _made(
