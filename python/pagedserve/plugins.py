@@ -3,7 +3,6 @@
 Nothing is imported before an option names it: an installed package alone changes nothing.
 """
 
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -63,6 +62,8 @@ def module_of_file(option: str, path: str) -> ModuleType:
     Raises:
         ConfigError: It does not exist, or cannot be imported.
     """
+    import hashlib  # which a start without plug-ins does not need
+
     file = Path(path)
     digest = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
     name = f"pagedserve_plugin_{file.stem}_{digest[:16]}"
