@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from pagedserve.sampling.schemas import GrammarError
 
 _NAME: Final = r"[A-Za-z_][\w.-]*"
-_BEGIN: Final = re.compile(rf"(?:\s+|\#[^\n]*(?:\n|\Z))*{_NAME}\s*::=", re.ASCII)
+_BEGIN: Final = re.compile(rf"(?:\s++|\#[^\n]*(?:\n|\Z))*+{_NAME}\s*::=", re.ASCII)
 _LEXEME: Final = re.compile(
     rf"""(?P<space>\s+|\#[^\n]*)
       | (?P<define>{_NAME}\s*::=)
