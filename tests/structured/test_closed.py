@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -64,5 +65,5 @@ def test_schemas_of_one_value_do_not_exclude_one_another(schema: Any, document: 
 def test_schemas_of_a_grammar_are_closed() -> None:
     grammar = f"start: %json {json.dumps(A)}"
     assert prepare_lark(grammar) == grammar
-    closed = prepare_lark(grammar, is_closed=True)
+    closed = prepare_lark(grammar, partial(prepare_schema, is_closed=True))
     assert closed == f"start: %json {json.dumps({**A, 'additionalProperties': False})}"

@@ -1,5 +1,6 @@
 """What grammars mean: classes of ASCII, any JSON, numbers, and keys that are used up."""
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,13 @@ def keeps_to(compiler: GrammarCompiler, text: str, must_be: dict[str, Any]) -> b
 
 
 WIDE = "\uff16"  # a digit of another script
+TUPLE: dict[str, Any] = {"type": "array", "prefixItems": [{"type": "integer"}], "minItems": 1}
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+ELSEWHERE = {
+    "$ref": "#/components/schemas/A",
+    "components": {"schemas": {"A": {"type": "string", "format": "date"}}},
+}
+ANY_LIST = '{"type": "array"}'
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,26 @@ WIDE = "\uff16"  # a digit of another script
         ({"json": {"const": 2**53 - 1}}, ["9007199254740991"], ["9007199254740992"]),
         ({"json": {"enum": [-(2**53) + 1]}}, ["-9007199254740991"], ["-9007199254740992"]),
         ({"json": {"const": 0.1}}, ["0.1"], ["0.10000001"]),
+        # The drafts of these have no such keywords, or are unknown.
+        (
+            {"json": TUPLE | {"$schema": "http://json-schema.org/draft-07/schema#"}},
+            ["[1]"],
+            ['["a"]'],
+        ),
+        ({"json": TUPLE | {"$schema": "https://example.com/draft"}}, ["[1]"], ['["a"]']),
+        ({"json": {"allOf": [{"$schema": DRAFT_4, "const": 5}]}}, ["5"], ["6"]),
+        # The schema of a reference may be anywhere.
+        ({"json": ELSEWHERE}, ['"2023-02-28"'], ['"2023-02-29"', '"0000-01-01"']),
+        ({"grammar": f"start: %json {json.dumps(ELSEWHERE)}"}, ['"2023-02-28"'], ['"2023-02-29"']),
+        # Keywords that restrict nothing.
+        ({"json": {"type": "array", "uniqueItems": False}}, ["[1, 1]"], ["1"]),
+        ({"json": {"type": "object", "propertyNames": {"type": "string"}}}, ['{"a": 1}'], ["1"]),
+        ({"grammar": "\n" + " " * 60 + 'start: "a"\n'}, ["a"], ["b"]),
+        (
+            {"grammar": f"start: %json {ANY_LIST}", "disable_any_whitespace": True},
+            ["[1,2]"],
+            ["[1, 2]"],
+        ),
     ],
 )
 def test_texts_keep_to_what_is_meant(
@@ -73,8 +101,10 @@ USED_UP: dict[str, Any] = {
 }
 
 
-def test_an_object_whose_pattern_is_used_up_ends(compiler: GrammarCompiler) -> None:
-    compiled: dict[str, Any] = {"json": USED_UP, "disable_any_whitespace": True}
+@pytest.mark.parametrize("kind", ["json", "grammar"])
+def test_an_object_whose_pattern_is_used_up_ends(compiler: GrammarCompiler, kind: str) -> None:
+    schema = USED_UP if kind == "json" else f"start: %json {json.dumps(USED_UP)}"
+    compiled: dict[str, Any] = {kind: schema, "disable_any_whitespace": True}
     for text in ('{"a":6,"c":7}', '{"a":6,"b":1,"c":7.5}'):
         assert keeps_to(compiler, text, compiled), text
     for text in ('{"a":4,"c":7}', '{"a":6,"c":4}', '{"a":6,"c":7,"a":8}', '{"a":6}'):

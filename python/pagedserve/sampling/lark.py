@@ -6,9 +6,9 @@ needs stack in proportion to its length.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pagedserve.sampling.ebnf import is_ebnf, lark_of_ebnf
 from pagedserve.sampling.regexes import ascii_classes
@@ -66,12 +66,12 @@ class _Rules:
                         )
 
 
-def prepare_lark(grammar: str, *, is_closed: bool = False) -> str:
+def prepare_lark(grammar: str, convert: Callable[[Any], Any] = prepare_schema) -> str:
     """Convert a grammar in Lark's syntax or EBNF to llguidance's input.
 
     Args:
         grammar: The grammar.
-        is_closed: Whether objects of its JSON schemas may have only the properties that they name.
+        convert: Converts a JSON schema of the grammar, which it may modify.
 
     Raises:
         GrammarError: The grammar exceeds a bound, or an EBNF syntax error.
@@ -79,12 +79,12 @@ def prepare_lark(grammar: str, *, is_closed: bool = False) -> str:
     if is_ebnf(grammar):
         grammar = lark_of_ebnf(grammar)
     rules = _Rules()
-    prepared = "".join(_prepared(grammar, rules, is_closed=is_closed))
+    prepared = "".join(_prepared(grammar, rules, convert))
     rules.check_chains()
     return prepared
 
 
-def _prepared(grammar: str, rules: _Rules, *, is_closed: bool) -> Iterator[str]:
+def _prepared(grammar: str, rules: _Rules, convert: Callable[[Any], Any]) -> Iterator[str]:
     end = 0
     while (lexeme := _LEXEME.search(grammar, end)) is not None:
         yield grammar[end : lexeme.start()]
@@ -101,7 +101,7 @@ def _prepared(grammar: str, rules: _Rules, *, is_closed: bool) -> Iterator[str]:
             except (ValueError, RecursionError) as error:
                 raise GrammarError(f"{text} is followed by no JSON: {error}") from error
             if lexeme.lastgroup == "json":
-                value = prepare_schema(value, is_closed=is_closed)
+                value = convert(value)
             text = f"{text} {json.dumps(value)}"
         yield text
     yield grammar[end:]

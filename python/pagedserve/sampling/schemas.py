@@ -53,7 +53,16 @@ _IN_PLACE_KEYS: Final = (
 _PROPERTY_KEYS: Final = ("properties", "patternProperties")
 # Keys whose values do not restrict documents.
 _ANNOTATIONS: Final = ("default", "examples")
-_NO_SPACE: Final = {"x-guidance": {"whitespace_flexible": False}}
+# Values of keywords that llguidance refuses, though they restrict no document.
+_NO_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {"type": "string"}),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "dependentRequired": ({},),
+}
+# Options of llguidance for JSON without whitespace between its tokens.
+NO_SPACE: Final = {"whitespace_flexible": False}
 _DATA_KEYS: Final = ("const", "enum")
 # Bounds of numbers, and the rounding that keeps every text valid.
 _BOUND_KEYS: Final = {
@@ -105,7 +114,8 @@ def prepare_schema(schema: Any, *, is_closed: bool = False) -> Any:
         return schema
     if is_closed:
         _close(schema)
-    _rewrite(schema)
+    for part in _reachable(schema):
+        _rewrite(part)
     return schema
 
 
@@ -389,10 +399,11 @@ def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None
         schema: Modified in place.
         fault_of: Compiles a schema and returns its error; may raise `TrialsSpentError`.
     """
-    if not isinstance(schema, dict):
-        return
-    for _, part in parts(schema):
-        spread_used_patterns(part, fault_of)
+    for part in _reachable(schema):
+        _spread_patterns(part, fault_of)
+
+
+def _spread_patterns(schema: Schema, fault_of: Callable[[Schema], str]) -> None:
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(named, dict):
         return
@@ -402,7 +413,7 @@ def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None
         return
     names = set(given)
     closed: Schema = {"type": "object", "properties": dict.fromkeys(names, False)}
-    closed |= {"minProperties": 1, "additionalProperties": False} | _NO_SPACE
+    closed |= {"minProperties": 1, "additionalProperties": False, "x-guidance": NO_SPACE}
     for pattern, inner in list(patterns.items()) if names else ():
         if fault_of({"type": "string", "pattern": pattern}):
             continue  # an invalid pattern is reported elsewhere
@@ -415,14 +426,29 @@ def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None
         schema["properties"] = named
 
 
+def _reachable(root: Any) -> list[Schema]:
+    """Schemas of a document and of its references, wherever those are, each once."""
+    found: dict[int, Schema] = {}
+    stack = [root]
+    while stack:
+        schema = stack.pop()
+        if isinstance(schema, dict) and id(schema) not in found:
+            found[id(schema)] = schema
+            stack += [resolved(schema.get("$ref"), root), *(part for _, part in parts(schema))]
+    return list(found.values())
+
+
 def _rewrite(schema: Schema) -> None:
     """Rewrite keywords that llguidance interprets differently.
 
     Dates become those of years 1 to 9999, with 29 February in leap years only: llguidance knows
-    only the maximum days of a month.  Patterns get ASCII classes.
+    only the maximum days of a month.  Patterns get ASCII classes.  By ``$schema`` it would ignore
+    keywords that the draft does not have, and refuse unknown drafts.
     """
-    for _, part in parts(schema):
-        _rewrite(part)
+    schema.pop("$schema", None)
+    for name, values in _NO_EFFECT.items():
+        if name in schema and schema[name] in values:
+            del schema[name]
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = ascii_classes(pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):

@@ -10,11 +10,13 @@ with an error whose position is searched, needs one more for each of its parts, 
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pagedserve.sampling.lark import prepare_lark
 from pagedserve.sampling.regexes import ascii_classes
 from pagedserve.sampling.schemas import (
+    NO_SPACE,
     GrammarError,
     Schema,
     TrialsSpentError,
@@ -103,7 +105,7 @@ def compiled_source(key: GrammarKey, trials: Trials) -> str:
     if key.kind == "regex":
         source = str(LLMatcher.grammar_from_regex(ascii_classes(key.definition)))
     else:
-        grammar = prepare_lark(key.definition, is_closed=key.disable_additional_properties)
+        grammar = prepare_lark(key.definition, partial(_part_of_lark, key, trials))
         source = str(LLMatcher.grammar_from_lark(grammar))
     if fault := trials.fault(source):
         raise GrammarError(fault)
@@ -130,9 +132,23 @@ def _unforced(lark: str) -> str:
     return lark if _OPTIONS in lark else f"{_OPTIONS} {_NO_FORCING}\n{lark}"
 
 
-def _compiled_schema(key: GrammarKey, trials: Trials) -> str:
-    schema = prepare_schema(json.loads(key.definition), is_closed=key.disable_additional_properties)
+def _part_of_lark(key: GrammarKey, trials: Trials, schema: Any) -> Any:
+    """Convert a schema in a Lark grammar; its own ``x-guidance`` goes before the key's options."""
+    schema = _prepared_schema(key, trials, schema)
+    if key.disable_any_whitespace and isinstance(schema, dict):
+        options = schema.get("x-guidance", {})
+        schema["x-guidance"] = NO_SPACE | options if isinstance(options, dict) else options
+    return schema
+
+
+def _prepared_schema(key: GrammarKey, trials: Trials, schema: Any) -> Any:
+    schema = prepare_schema(schema, is_closed=key.disable_additional_properties)
     spread_used_patterns(schema, trials.part_fault)
+    return schema
+
+
+def _compiled_schema(key: GrammarKey, trials: Trials) -> str:
+    schema = _prepared_schema(key, trials, json.loads(key.definition))
     source = _schema_source(schema, {"whitespace_flexible": not key.disable_any_whitespace})
     if fault := trials.fault(source):
         raise placed(schema, fault, len(source), trials.part_fault)
