@@ -47,7 +47,7 @@ class ReasoningFormat:
         start, end = (checks.text(f"{name}.{key}", given[key]) for key in _KEYS)
         return cls(start=start, end=end)
 
-    def is_open_after(self, prompt: str, *, may_begin: bool = True) -> bool | None:
+    def is_open_after(self, prompt: str, *, may_begin: bool) -> bool | None:
         """Whether the text after a prompt starts within reasoning; None if it may start it.
 
         Args:
