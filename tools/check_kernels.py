@@ -98,8 +98,8 @@ def product_error(
         file.write(rows.tobytes())
         file.flush()
         parts = [(file.fileno(), 0, num_features, "F32", None, 0)]
-        layer = (panels, parts, depth, False, scales, None)
-        cpu.pack_layers([layer], dtype=dtype, instructions=instructions)
+        layer = (panels, dtype, parts, depth, False, scales, None)
+        cpu.pack_layers([layer], instructions=instructions)
     packed = cpu.PackedWeights(
         panels,
         dtype=dtype,

@@ -85,8 +85,8 @@ def packed(
         panels = np.full(size * DTYPES[dtype].itemsize // 4, 7, np.uint32)
     is_gated = options.pop("is_gated", False)
     with stored(parts) as rows:
-        layer = (panels, rows, DEPTH, is_gated, scales, sections)
-        odd = pack_layers([layer], dtype=dtype, num_threads=2, **options)
+        layer = (panels, dtype, rows, DEPTH, is_gated, scales, sections)
+        odd = pack_layers([layer], num_threads=2, **options)
     assert odd == [[0] * len(parts)]
     return panels, scales
 
@@ -240,8 +240,8 @@ def test_numbers_that_are_not_finite_are_counted() -> None:
     numbers[0, 0] = 1e30
     panels = np.zeros(64 * DEPTH // 2, np.uint32)
     with stored([(numbers[row : row + 1], "F32", 0) for row in range(2)]) as rows:
-        layer = (panels, rows, DEPTH, False, None, None)
-        assert pack_layers([layer], dtype="float16") == [[1, 2]]
+        layer: Any = (panels, "float16", rows, DEPTH, False, None, None)
+        assert pack_layers([layer]) == [[1, 2]]
 
 
 def test_several_layers_are_those_of_as_many_calls() -> None:
@@ -249,11 +249,11 @@ def test_several_layers_are_those_of_as_many_calls() -> None:
     alone = [packed([part], "bfloat16")[0] for part in parts]
     together = [np.full_like(panels, 7) for panels in alone]
     with stored(parts) as rows:
-        layers = [
-            (panels, [part], DEPTH, False, None, None)
+        layers: Any = [
+            (panels, "bfloat16", [part], DEPTH, False, None, None)
             for panels, part in zip(together, rows, strict=True)
         ]
-        assert pack_layers(layers, dtype="bfloat16", num_threads=2) == [[0], [0], [0]]
+        assert pack_layers(layers, num_threads=2) == [[0], [0], [0]]
     for left, right in zip(alone, together, strict=True):
         assert np.array_equal(left, right)
 
@@ -261,8 +261,9 @@ def test_several_layers_are_those_of_as_many_calls() -> None:
 def test_a_file_that_ends_before_its_rows_is_an_error() -> None:
     rows = stored_rows("F32", 64, 8)
     with stored([(rows, "F32", 0)]) as ((file, offset, _, *rest),):
-        layer = (
+        layer: Any = (
             np.zeros(128 * DEPTH, np.uint32),
+            "float32",
             [(file, offset, 65, *rest)],
             DEPTH,
             False,
@@ -270,16 +271,24 @@ def test_a_file_that_ends_before_its_rows_is_an_error() -> None:
             None,
         )
         with pytest.raises(OSError, match="ends before its rows"):
-            pack_layers([layer], dtype="float32")
+            pack_layers([layer])
 
 
 def test_a_closed_file_is_an_error() -> None:
     rows = stored_rows("F32", 64, 8)
     with stored([(rows, "F32", 0)]) as stored_parts:
         pass
-    layer = (np.zeros(64 * DEPTH, np.uint32), stored_parts, DEPTH, False, None, None)
+    layer: Any = (
+        np.zeros(64 * DEPTH, np.uint32),
+        "float32",
+        stored_parts,
+        DEPTH,
+        False,
+        None,
+        None,
+    )
     with pytest.raises(OSError, match="descriptor"):
-        pack_layers([layer], dtype="float32")
+        pack_layers([layer])
 
 
 @pytest.mark.parametrize(
@@ -317,6 +326,7 @@ def test_a_closed_file_is_an_error() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
         "panels": np.zeros(64 * DEPTH, np.uint32),
+        "dtype": "float32",
         "rows": [(9, 0, 64, "F32", None, 0)],
         "in_features": DEPTH,
         "is_gated": False,
@@ -325,4 +335,4 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> Non
     } | change
     layer: Any = tuple(given.values())
     with pytest.raises(StepError, match=words):
-        pack_layers([layer], dtype="float32")
+        pack_layers([layer])

@@ -37,11 +37,13 @@ _InstructionSet: TypeAlias = Literal["portable", "avx2", "avx512", "avx512_bf16"
 # How many rows there are; those with adapters: [G] slots, [G + 1] where the rows of each begin in
 # the last, rows, ascending in a slot.
 _AdapterRows: TypeAlias = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
-# Panels, written: uint32 units, or int8 with scales; parts, each as file descriptor, offset of the
-# first row, rows, storage, scales of the rows [rows] or None, size of interleaved heads or 0; K;
-# whether the first part is the gate of the second; scales of panels [N], written; sections.
+# Panels, written: uint32 units, or int8 with scales; type that weights are rounded to; parts, each
+# as file descriptor, offset of the first row, rows, storage, scales of the rows [rows] or None, and
+# size of interleaved heads or 0; K; whether the first part is the gate of the second; scales of
+# panels [N], written; sections.
 _PackedLayer: TypeAlias = tuple[
     NDArray[np.uint32 | np.int8 | np.uint8],
+    _DType,
     Sequence[tuple[int, int, int, str, NDArray[np.float32] | None, int]],
     int,
     bool,
@@ -59,7 +61,7 @@ class PackedWeights:
         panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
             ``[ceil(N / 64) * K * 64]``; with ``sections`` uint8.  Kept by reference and must not be
             written afterwards.
-        dtype: Type of the rows, and of weights that are not quantised.
+        dtype: Type of the rows.
         in_features: Number of input features K.
         out_features: Number of output features N.
         scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
@@ -69,6 +71,8 @@ class PackedWeights:
             section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
             "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
             the last are multiples of 64 features; sections share the scales of rows.
+        weight_dtype: Type of the weights in units: that of the rows, or "bfloat16" for rows of
+            float32.  None for that of the rows.
 
     Raises:
         ``StepError``: Arguments that do not fit each other.
@@ -79,13 +83,14 @@ class PackedWeights:
         # [ceil(N / 64) * units of K * 64]; int8: K of them; uint8: as their sections say
         panels: NDArray[np.uint32 | np.int8 | np.uint8],
         *,
-        dtype: _DType,  # of rows, and of weights that are not quantised
+        dtype: _DType,  # of rows
         in_features: int,  # K
         out_features: int,  # N
         scales: NDArray[np.float32] | None = None,  # [N]: the panels are int8, multiples of these
         bias: NDArray[np.float32] | None = None,  # [N]
         gate: _Gate | None = None,
         sections: Sequence[tuple[str, int]] | None = None,  # format, features
+        weight_dtype: _DType | None = None,  # of units; None: of rows
     ) -> PackedWeights: ...
     @property
     def in_features(self) -> int:
@@ -339,7 +344,6 @@ def copy_blocks(
 def pack_layers(
     layers: Sequence[_PackedLayer],
     *,
-    dtype: _DType,
     num_threads: int = 1,
     instructions: _InstructionSet | None = None,
 ) -> list[list[int]]:
@@ -349,6 +353,7 @@ def pack_layers(
         layers: For each layer:
             panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
             `PackedWeights` takes; written.
+            Type that weights are rounded to, that of units.
             Parts of the layer, one after another, each as file descriptor, offset of the first row,
             number of rows, storage ("F32", "F16", "BF16", or one that sections have), scales of
             the rows, float32 ``[rows]`` of "I8_ROWS" and None of others, and the size of heads
@@ -360,12 +365,11 @@ def pack_layers(
             other panels.
             Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
             storage become.  None for numbers.
-        dtype: Type that weights are rounded to.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.
 
     Returns:
-        How many weights of each part of each layer are not finite in the dtype.
+        How many weights of each part of each layer are not finite in its type.
 
     Raises:
         ``StepError``: Arguments that do not fit each other; nothing was written.

@@ -64,6 +64,7 @@ class Linear:
         sections: Formats of the panels of bytes; None for others.
         bias: Bias of each matrix; empty for none.
         gate: Activation of a gated layer.
+        dtype: Dtype of weights in units.
     """
 
     parts: tuple[Part, ...]
@@ -73,6 +74,7 @@ class Linear:
     sections: Sections | None
     bias: Sequence[NDArray[np.float32]]
     gate: Gate | None
+    dtype: ComputeDtype
 
     @property
     def in_features(self) -> int:
@@ -117,9 +119,10 @@ class Packer:
         """
         tensors = [self.checkpoint.tensors[part.name] for part in parts]
         sections = _sections(tensors, quantization, is_gated=gate is not None)
+        dtype = _weight_dtype(tensors, self.dtype)
         shape = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         if sections is None:
-            panels, scales = _empty_panels(shape, self.dtype, quantization)
+            panels, scales = _empty_panels(shape, dtype, quantization)
         else:
             has_scales = sections[0][0] == WHOLE_ROWS
             panels = _empty_bytes(shape[1], sections)
@@ -134,6 +137,7 @@ class Packer:
             sections=sections,
             bias=bias,
             gate=gate,
+            dtype=dtype,
         )
         self._planned.append(planned)
         return planned
@@ -154,7 +158,7 @@ class Packer:
             )
         layers = [self._arguments(linear) for linear in self._planned]
         try:
-            odd = pack_layers(layers, dtype=self.dtype, num_threads=self._num_threads)
+            odd = pack_layers(layers, num_threads=self._num_threads)
         except OSError as error:
             raise ModelLoadError(
                 f"model {self.checkpoint.model!r}: its files were cut short or cannot be read "
@@ -181,6 +185,7 @@ class Packer:
         is_gated = linear.gate is not None
         return (
             linear.panels,
+            linear.dtype,
             rows,
             linear.in_features,
             is_gated,
@@ -199,6 +204,7 @@ class Packer:
             bias=np.concatenate(linear.bias) if linear.bias else None,
             gate=linear.gate,
             sections=linear.sections,
+            weight_dtype=linear.dtype,
         )
 
     def log_converted(self, quantization: Quantization | None) -> None:
@@ -249,6 +255,13 @@ def _sections(
     shares = any(num_features % _PANEL_FEATURES for _, num_features in sections[:-1])
     groups = {_row_group(name) for name, _ in sections}
     return None if shares or is_gated or len(groups) > 1 else sections
+
+
+def _weight_dtype(tensors: Sequence[StoredTensor], dtype: ComputeDtype) -> ComputeDtype:
+    """Dtype that holds the weights of a layer without loss, in as few bytes as products have."""
+    is_even = tensors[0].shape[1] % 2 == 0  # a unit is a pair
+    narrow = dtype == "float32" and is_even and all(t.storage == "BF16" for t in tensors)
+    return "bfloat16" if narrow else dtype
 
 
 def _row_group(storage: str) -> int | None:

@@ -42,8 +42,37 @@ impl<const FRACTION: u32> Lane for Float8<FRACTION> {
     }
 }
 
+/// Numbers of a row, as tiles multiply them.
+pub(crate) trait Factor {
+    /// Units of a row for one of a panel.
+    const UNITS: usize = 1;
+
+    /// Adds the products of a row's units with each lane's unit.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`, and the units at `units` can be read.
+    unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V;
+}
+
+/// Two float32, which are multiplied with a pair of bfloat16 in the order of the pair.
+pub(crate) struct Float32Pair;
+
+impl Factor for Float32Pair {
+    const UNITS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V {
+        let units = units.cast::<f32>();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sum = I::multiply_add(I::splat(*units), I::first_of_pairs(lanes), sum);
+            I::multiply_add(I::splat(*units.add(1)), I::second_of_pairs(lanes), sum)
+        }
+    }
+}
+
 /// A stored number, and its vector operations.
-pub(crate) trait Element: Stored {
+pub(crate) trait Element: Stored + Factor {
     /// Numbers in 32 bits.
     const PER_UNIT: usize;
 
@@ -53,17 +82,19 @@ pub(crate) trait Element: Stored {
     /// The CPU has the instructions of `I`, and 16 numbers can be read.
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V;
 
-    /// Adds the products of a unit with each lane's unit.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `I`, and `unit` can be read.
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V;
-
     /// Stores 16 numbers.
     ///
     /// # Safety
     /// The CPU has the instructions of `I`, and `to` can hold `16 / PER_UNIT` units.
     unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32);
+}
+
+impl Factor for f32 {
+    #[inline(always)]
+    unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::multiply_add(I::splat(*units.cast::<f32>()), lanes, sum) }
+    }
 }
 
 impl Element for f32 {
@@ -76,15 +107,17 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::multiply_add(I::splat(*unit.cast::<f32>()), units, sum) }
-    }
-
-    #[inline(always)]
     unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32) {
         // SAFETY: the caller's promise.
         unsafe { I::store(numbers, to.cast()) }
+    }
+}
+
+impl Factor for BFloat16 {
+    #[inline(always)]
+    unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::dot_pairs(sum, units, lanes) }
     }
 }
 
@@ -98,15 +131,17 @@ impl Element for BFloat16 {
     }
 
     #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::dot_pairs(sum, unit, units) }
-    }
-
-    #[inline(always)]
     unsafe fn store<I: Vectors>(numbers: I::V, to: *mut u32) {
         // SAFETY: the caller's promise: 16 elements take eight units.
         unsafe { I::store_pairs(numbers, to) }
+    }
+}
+
+impl Factor for Float16 {
+    #[inline(always)]
+    unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V {
+        // SAFETY: the caller's promise.
+        unsafe { I::dot_pairs_f16(sum, units, lanes) }
     }
 }
 
@@ -117,12 +152,6 @@ impl Element for Float16 {
     unsafe fn load<I: Vectors>(from: *const Self) -> I::V {
         // SAFETY: the caller's promise.
         unsafe { I::load_float16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<I: Vectors>(sum: I::V, unit: *const u32, units: I::V) -> I::V {
-        // SAFETY: the caller's promise.
-        unsafe { I::dot_pairs_f16(sum, unit, units) }
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::math::across;
-use crate::number::{BFloat16, DType, Float16, PANEL};
+use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 
@@ -62,6 +62,10 @@ pub(crate) enum Rowwise<'a> {
     Rotate(Rotation<'a>),
     /// `to[row] = from[row]`, rows of `len` numbers, in float32 and side by side.
     Widen { from: *const u8, stride: usize, len: usize, to: *mut f32 },
+    /// Rows of `len` float32 as sums of three of bfloat16, `to_stride` apart: what is exact of each
+    /// number, of what is left, and the rest.
+    #[cfg(target_arch = "x86_64")]
+    Divide { from: *const f32, stride: usize, len: usize, to: *mut BFloat16, to_stride: usize },
 }
 
 /// Heads to be rotated (Su et al., "Rotary Position Embedding", section 3.4.2, in the form that
@@ -166,6 +170,10 @@ unsafe fn one_row<I: Vectors, E: Element>(work: &Rowwise<'_>, row: usize) {
                 normalise::<I, E>(norm, from, to, adds);
             }
             Rowwise::Rotate(rotation) => rotate_row::<I, E>(&rotation, row),
+            #[cfg(target_arch = "x86_64")]
+            Rowwise::Divide { from, stride, len, to, to_stride } => {
+                divide::<I>(from.add(row * stride), to.add(3 * row * to_stride), to_stride, len);
+            }
             Rowwise::Widen { from, stride, len, to } => {
                 widen::<I, E>(from.cast::<E>().add(row * stride), to.add(row * len), len);
             }
@@ -183,6 +191,34 @@ unsafe fn widen<I: Vectors, E: Element>(from: *const E, to: *mut f32, len: usize
         }
         for index in rest {
             to.add(index).write(from.add(index).read().to_f32());
+        }
+    }
+}
+
+/// Writes a row as the sum of three of bfloat16.  The upper 16 bits of a float32 are a bfloat16, and
+/// what they leave has no more bits than two.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn divide<I: Vectors>(from: *const f32, to: *mut BFloat16, to_stride: usize, len: usize) {
+    let (whole, rest) = split(len);
+    // SAFETY: all rows have `len` numbers.
+    unsafe {
+        let minus = I::splat(-1.0);
+        for index in (0..whole).step_by(PANEL) {
+            let mut left = I::load(from.add(index));
+            for part in 0..3 {
+                let upper = I::second_of_pairs(left);
+                BFloat16::store::<I>(upper, to.add(part * to_stride + index).cast());
+                left = I::multiply_add(upper, minus, left);
+            }
+        }
+        for index in rest {
+            let mut left = from.add(index).read();
+            for part in 0..3 {
+                let upper = f32::from_bits(left.to_bits() & 0xffff_0000);
+                to.add(part * to_stride + index).write(BFloat16::from_f32(upper));
+                left -= upper;
+            }
         }
     }
 }

@@ -39,7 +39,12 @@ pub unsafe fn gather(
         // SAFETY: the feature exists, and each row is written once.
         unsafe {
             match (weights.panels, weights.dtype) {
-                (Panels::Units(units), _) => rows.write(row, units, |unit| unit),
+                (Panels::Units(units), dtype) if dtype == weights.weight_dtype => {
+                    rows.write(row, units, |unit| unit);
+                }
+                (Panels::Units(units), _) => {
+                    rows.write(row, units, |unit| [unit << 16, unit & 0xffff_0000]);
+                }
                 (Panels::Bytes(panels), dtype) => {
                     let numbers = panels.feature(weights.in_features, rows.feature(row));
                     match dtype {

@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use crate::element::{Element, Lane};
+use crate::element::{Factor, Lane};
 use crate::number::PANEL;
 use crate::vectors::{Instructions, Kernel, Vectors};
 
@@ -110,7 +110,7 @@ macro_rules! for_groups {
 /// The CPU has the instructions; rows have `depth` units, panels `depth * 16` lanes, results 16
 /// numbers a panel; there are 1, 2 or 4 panels, as [`tile_vectors`] returns.
 #[inline(always)]
-pub(crate) unsafe fn scores<I: Instructions, E: Element, L: Lane>(
+pub(crate) unsafe fn scores<I: Instructions, E: Factor, L: Lane>(
     rows: Rows,
     num_rows: usize,
     panels: &[*const L],
@@ -142,13 +142,13 @@ struct Scores<E, L, const N: usize> {
     element: PhantomData<E>,
 }
 
-impl<E: Element, L: Lane, const N: usize> Scores<E, L, N> {
+impl<E: Factor, L: Lane, const N: usize> Scores<E, L, N> {
     fn new(rows: Rows, num_rows: usize, panels: [*const L; N], depth: usize, factor: f32) -> Self {
         Self { rows, num_rows, panels, depth, factor, element: PhantomData }
     }
 }
 
-impl<E: Element, L: Lane, const N: usize> Kernel for Scores<E, L, N> {
+impl<E: Factor, L: Lane, const N: usize> Kernel for Scores<E, L, N> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
         let Self { rows, num_rows, panels, depth, factor, .. } = self;
@@ -158,7 +158,7 @@ impl<E: Element, L: Lane, const N: usize> Kernel for Scores<E, L, N> {
 }
 
 #[inline(always)]
-unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: usize>(
+unsafe fn scores_tile<I: Vectors, E: Factor, L: Lane, const R: usize, const N: usize>(
     rows: Rows,
     panels: [*const L; N],
     depth: usize,
@@ -183,8 +183,11 @@ unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
             }
             for row in 0..R {
                 for vector in 0..N {
-                    sums[row][vector] =
-                        E::accumulate::<I>(sums[row][vector], starts[row].add(unit), keys[vector]);
+                    sums[row][vector] = E::accumulate::<I>(
+                        sums[row][vector],
+                        starts[row].add(unit * E::UNITS),
+                        keys[vector],
+                    );
                 }
             }
         }
@@ -205,7 +208,7 @@ unsafe fn scores_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
 /// The CPU has the instructions; rows have the weights that the segments name; values and results
 /// have `columns` columns, whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn values<I: Instructions, E: Element, L: Lane>(
+pub(crate) unsafe fn values<I: Instructions, E: Factor, L: Lane>(
     rows: Rows,
     num_rows: usize,
     segments: &[Segment<L>],
@@ -241,7 +244,7 @@ struct Values<'a, E, L, const N: usize> {
     element: PhantomData<E>,
 }
 
-impl<'a, E: Element, L: Lane, const N: usize> Values<'a, E, L, N> {
+impl<'a, E: Factor, L: Lane, const N: usize> Values<'a, E, L, N> {
     fn new(
         rows: Rows,
         num_rows: usize,
@@ -252,7 +255,7 @@ impl<'a, E: Element, L: Lane, const N: usize> Values<'a, E, L, N> {
     }
 }
 
-impl<E: Element, L: Lane, const N: usize> Kernel for Values<'_, E, L, N> {
+impl<E: Factor, L: Lane, const N: usize> Kernel for Values<'_, E, L, N> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
         let Self { rows, num_rows, segments, columns: (first, columns), .. } = self;
@@ -262,7 +265,7 @@ impl<E: Element, L: Lane, const N: usize> Kernel for Values<'_, E, L, N> {
 }
 
 #[inline(always)]
-unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: usize>(
+unsafe fn values_tile<I: Vectors, E: Factor, L: Lane, const R: usize, const N: usize>(
     rows: Rows,
     segments: &[Segment<L>],
     columns: usize,
@@ -291,7 +294,7 @@ unsafe fn values_tile<I: Vectors, E: Element, L: Lane, const R: usize, const N: 
                     for vector in 0..N {
                         sums[row][vector] = E::accumulate::<I>(
                             sums[row][vector],
-                            starts[row].add(weight),
+                            starts[row].add(weight * E::UNITS),
                             numbers[vector],
                         );
                     }

@@ -3,11 +3,14 @@
 //! # Layout of packed weights
 //!
 //! `[N / 64][units of K][64]` units: the weights of 64 output features, a *panel*, lie side by side
-//! for each input feature (for each pair of bfloat16 input features).  N is rounded up to whole
+//! for each input feature (for each pair of bfloat16 weights).  N is rounded up to whole
 //! panels, the rest is zero.  A kernel multiplies each unit of up to six rows with four vectors of
 //! a panel's weights; the 24 sums stay in registers.  (The blocking is that of Goto and
 //! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", section 4, without the
 //! packing of the rows, which are few.)
+//!
+//! Rows of float32 may have weights of bfloat16, which become float32 in registers, for many rows a
+//! block at a time; [`amx`] multiplies them in parts.
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
@@ -16,9 +19,9 @@
 //!
 //! # Invariants
 //!
-//! 1. Each sum is that of its blocks of `BLOCK_UNITS`, all in the order of the input features; then
-//!    it is scaled where weights are int8, then the bias and the row's adapter are added, then the
-//!    [`Finish`]: the result of a row is the same in any batch, to the last bit.
+//! 1. Each sum is that of its blocks of `BLOCK_UNITS`, all in the order of the input features, or
+//!    that of AMX; then it is scaled where weights are int8, then the bias and the row's adapter are
+//!    added, then the [`Finish`]: the result of a row is the same in any batch, to the last bit.
 //! 2. Columns beyond N are not written.
 //!
 //! # Costs
@@ -28,6 +31,8 @@
 #![expect(unsafe_code, reason = "rows and weights are addresses of tensors")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod weights;
 
 use std::cell::Cell;
@@ -36,7 +41,7 @@ use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
 use crate::bytes::sum_panel_by_amx;
 use crate::bytes::{BytePanels, ByteRows, Part, quantise_rows, sum_panel};
-use crate::element::{Element, Lane};
+use crate::element::{Element, Factor, Float32Pair, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::isa::InstructionSet;
@@ -47,8 +52,6 @@ use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Instructions, Kernel, Vectors};
-#[cfg(target_arch = "x86_64")]
-use crate::x86::amx::{self, OfBFloat16, Steps};
 
 pub use weights::{Panels, Weights};
 
@@ -169,12 +172,15 @@ pub unsafe fn linear(
         num_rows,
         input,
         rows,
+        parts: 1,
         bytes: None,
         output,
         output_dtype,
         additions,
         amx_rows: match (execution.instructions, weights.panels) {
-            (InstructionSet::Amx, Panels::Units(_)) => (rows == DType::BFloat16).then_some(1),
+            (InstructionSet::Amx, Panels::Units(_)) => {
+                (weights.weight_dtype == DType::BFloat16).then_some(1)
+            }
             (InstructionSet::Amx, Panels::Bytes(panels)) => panels.amx_rows(weights.in_features),
             _ => None,
         },
@@ -182,6 +188,12 @@ pub unsafe fn linear(
     if let Panels::Bytes(panels) = weights.panels {
         // SAFETY: the caller's promise.
         unsafe { product.run_bytes(panels.group(weights.in_features), execution) };
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    if product.amx_rows.is_some() && rows == DType::Float32 {
+        // SAFETY: the caller's promise.
+        unsafe { product.run_in_parts(execution) };
         return Ok(());
     }
     let is_widened = match (weights.panels, rows) {
@@ -226,6 +238,8 @@ struct Product<'a> {
     input: Matrix,
     /// Type of the input.
     rows: DType,
+    /// Parts of a row of the input, whose numbers are their sums.
+    parts: usize,
     /// The input once it is quantised.
     bytes: Option<ByteRows>,
     output: Matrix,
@@ -352,9 +366,14 @@ impl Kernel for Item<'_> {
         let sums = sums.0.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller's promise; `sums` can hold the item's rows.
         unsafe {
-            match (product.weights.panels, product.weights.dtype, product.rows) {
+            match (product.weights.panels, product.weights.weight_dtype, product.rows) {
                 (Panels::Units(units), DType::Float32, _) => {
                     product.multiply::<I, f32, _>(units, item, sums);
+                }
+                (Panels::Units(units), DType::BFloat16, DType::Float32)
+                    if product.rows_of(item).2 <= I::MAX_ROWS =>
+                {
+                    product.multiply::<I, Float32Pair, _>(units, item, sums);
                 }
                 (Panels::Units(units), DType::BFloat16, DType::Float32) => {
                     product.multiply_unpacked::<I>(units, item, sums);
@@ -412,7 +431,7 @@ impl Kernel for ByteItem<'_> {
 impl Product<'_> {
     /// Sums of an item of rows of `E` with lanes of `L`, `[rows][64]`.
     #[inline(always)]
-    unsafe fn multiply<I: Instructions, E: Element, L: Lane>(
+    unsafe fn multiply<I: Instructions, E: Factor, L: Lane>(
         &self,
         panels: &[L],
         item: usize,
@@ -451,28 +470,10 @@ impl Product<'_> {
         BLOCK.set(scratch);
     }
 
-    /// Sums of an item of bfloat16 rows.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn multiply_by_amx(&self, panels: &[u32], item: usize, sums: *mut f32) {
-        /// How far ahead a panel is read for a few rows, in bytes.
-        const AHEAD: usize = 16 * 1024;
-        let (panel, first_row, num_rows) = self.rows_of(item);
-        let depth = self.weights.depth();
-        let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
-        let rows = self.rows::<BFloat16>(first_row, sums, false);
-        let ahead = AHEAD / size_of::<u32>();
-        let steps = Steps { depth, len: amx::STEP, stride: PANEL_FEATURES, ahead };
-        let at = |step: usize, vector: usize| {
-            panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
-        };
-        // SAFETY: the caller's promise.
-        unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
-    }
-
     /// Rows of an item for a kernel.
     #[inline(always)]
-    fn rows<E: Element>(&self, first: usize, sums: *mut f32, adds: bool) -> kernel::Rows {
-        let unit_stride = self.input.stride / E::PER_UNIT;
+    fn rows(&self, first: usize, sums: *mut f32, adds: bool) -> kernel::Rows {
+        let unit_stride = self.input.stride / self.rows.per_unit();
         #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
         let units = self.input.pointer.cast::<u32>().wrapping_add(first * unit_stride);
         kernel::Rows { units, unit_stride, result: sums, result_stride: PANEL_FEATURES, adds }
@@ -512,17 +513,17 @@ impl Product<'_> {
     /// Sums of an item, `[rows][64]`; `segment` returns a part of a panel, by its first unit and
     /// their number.
     #[inline(always)]
-    unsafe fn sum<I: Instructions, E: Element, L: Lane>(
+    unsafe fn sum<I: Instructions, E: Factor, L: Lane>(
         &self,
         segment: impl Fn(usize, usize, usize) -> Segment<L>,
         item: usize,
         sums: *mut f32,
     ) {
         let (panel, first_row, num_rows) = self.rows_of(item);
-        let depth = self.weights.depth();
-        for start in (0..depth).step_by(BLOCK_UNITS) {
-            let segment = segment(panel, start, BLOCK_UNITS.min(depth - start));
-            let rows = self.rows::<E>(first_row, sums, start > 0);
+        let (depth, block) = (self.weights.depth(), self.weights.block());
+        for start in (0..depth).step_by(block) {
+            let segment = segment(panel, start, block.min(depth - start));
+            let rows = self.rows(first_row, sums, start > 0);
             // SAFETY: rows and panel have `depth` units.
             unsafe {
                 kernel::values::<I, E, L>(rows, num_rows, &[segment], PANEL_FEATURES);

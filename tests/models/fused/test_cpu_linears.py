@@ -36,6 +36,7 @@ class Case:
     half_depth: int
     num_features: int
     dtype: torch.dtype
+    is_narrow: bool
     quantization: Quantization | None
     gives_float32: bool
     has_bias: bool
@@ -51,6 +52,7 @@ CASES = st.builds(
     half_depth=st.integers(1, 40) | st.sampled_from([288, 1100]),
     num_features=st.integers(1, 200),
     dtype=st.sampled_from(DTYPES),
+    is_narrow=st.booleans(),
     quantization=st.sampled_from(QUANTIZATIONS),
     gives_float32=st.booleans(),
     has_bias=st.booleans(),
@@ -61,13 +63,21 @@ CASES = st.builds(
 )
 
 
+def random_weight(
+    num_features: int, depth: int, dtype: torch.dtype, *, is_narrow: bool
+) -> torch.Tensor:
+    """Random weights; if narrow those of bfloat16, in which a float32 layer packs them."""
+    weight = torch.randn(num_features, depth)
+    return (weight.bfloat16() if is_narrow else weight).to(dtype)
+
+
 @settings(max_examples=200)
 @given(CASES)
 def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
     torch.manual_seed(case.num_rows)
     output_dtype = torch.float32 if case.gives_float32 else case.dtype
     depth, num_features = 2 * case.half_depth, case.num_features
-    weight = torch.randn(num_features, depth).to(case.dtype)
+    weight = random_weight(num_features, depth, case.dtype, is_narrow=case.is_narrow)
     bias = torch.randn(num_features) if case.has_bias else None
     x = torch.randn(case.num_rows, depth).to(case.dtype)
     before = torch.randn(case.num_rows, num_features).to(output_dtype)
@@ -89,9 +99,11 @@ def test_products_are_right_and_nothing_else_is_written(case: Case) -> None:
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_sums_lose_little(dtype: torch.dtype, instructions: Any) -> None:
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_long_sums_lose_little(is_narrow: bool, dtype: torch.dtype, instructions: Any) -> None:
     torch.manual_seed(5)
-    weight, x = torch.randn(64, 4096).to(dtype), torch.randn(8, 4096).to(dtype)
+    weight = random_weight(64, 4096, dtype, is_narrow=is_narrow)
+    x = torch.randn(8, 4096).to(dtype)
     output = torch.empty(8, 64)
     pack(weight).multiply(
         num_rows=8,
@@ -140,17 +152,50 @@ def test_gated_layers(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_row_is_the_same_in_any_batch_to_the_last_bit(
-    quantization: Quantization | None, dtype: torch.dtype
+    quantization: Quantization | None, is_narrow: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(5)
-    weights = pack(torch.randn(130, 1500).to(dtype), quantization=quantization)
+    weight = random_weight(130, 1500, dtype, is_narrow=is_narrow)
+    weights = pack(weight, quantization=quantization)
     x = torch.randn(600, 1500).to(dtype)
     whole = multiply(x, weights, torch.empty(600, 130, dtype=dtype))
     for first, last in [(0, 1), (3, 10), (17, 64), (100, 300), (500, 530)]:
         part = multiply(x[first:last], weights, torch.empty(last - first, 130, dtype=dtype))
         assert part.equal(whole[first:last])
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_weights_of_bfloat16_files_take_half_of_float32_s_memory_and_lose_nothing(
+    instructions: Any,
+) -> None:
+    torch.manual_seed(6)
+    weight = random_weight(70, 402, torch.float32, is_narrow=True)
+    narrow = pack(weight)
+    weight[-1, -1] = torch.nextafter(weight[-1, -1], torch.tensor(9.0))
+    wide = pack(weight)
+    assert 2 * narrow.nbytes == wide.nbytes
+    x = torch.randn(30, 402)
+    x[:, -1] = 0
+    left, right = (
+        product(
+            weights,
+            x,
+            num_features=70,
+            output_dtype=torch.float32,
+            gap=0,
+            added=None,
+            num_threads=1,
+            instructions=instructions,
+        )
+        for weights in (narrow, wide)
+    )
+    if instructions == "amx":  # sums in another order
+        assert is_near(left, right.double(), torch.float32)
+    else:
+        assert left.equal(right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -200,6 +245,9 @@ def test_what_cannot_be_packed() -> None:
         ({"bias": np.zeros(3, dtype=np.float32)}, "bias must have 64 numbers; got 3"),
         ({"gate": "relu"}, 'gate is "relu"'),
         ({"dtype": "bfloat16", "in_features": 3}, "in_features must be a multiple of 2"),
+        ({"weight_dtype": "bfloat16", "in_features": 3}, "in_features must be a multiple of 2"),
+        ({"weight_dtype": "bfloat16"}, "64 in 2 .* must have 64 units; got 128"),
+        ({"weight_dtype": "float16"}, "weight_dtype must be Float32, .* or BFloat16"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -> None:
@@ -240,8 +288,10 @@ def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_embedding_reads_the_weights_of_its_head(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_an_embedding_reads_the_weights_of_its_head(is_narrow: bool, dtype: torch.dtype) -> None:
     head = nn.Linear(36, 130, bias=False, dtype=dtype)
+    head.weight.data = random_weight(130, 36, dtype, is_narrow=is_narrow)
     embedding = PackedEmbedding(PackedLinear(head), dtype)
     ids = torch.tensor([[0, 129, 64, 63, 64]], dtype=torch.int32)
     assert embedding(ids).equal(head.weight[ids.long()])

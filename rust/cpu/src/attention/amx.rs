@@ -45,8 +45,15 @@ impl Chunk<'_> {
             result_stride: columns,
             adds: false,
         };
-        let of_keys = Steps { depth, len: STEP, stride: PANEL, ahead: depth * PANEL };
-        let of_values = Steps { depth: used.len() * UNITS, len: UNITS, stride: columns, ahead: 0 };
+        let of_keys =
+            Steps { depth, parts: (1, 0), len: STEP, stride: PANEL, ahead: depth * PANEL };
+        let of_values = Steps {
+            depth: used.len() * UNITS,
+            parts: (1, 0),
+            len: UNITS,
+            stride: columns,
+            ahead: 0,
+        };
         let keys_at = |step: usize, panel: usize| {
             panels[used.start + panel].wrapping_add(step * STEP * PANEL)
         };

@@ -99,6 +99,7 @@ impl Layer {
     ) -> Vec<f32> {
         let weights = Weights {
             dtype,
+            weight_dtype: dtype,
             in_features: self.k,
             out_features: self.n,
             panels: Panels::Bytes(self.panels()),

@@ -1,6 +1,6 @@
 //! Packed weights of a linear layer, and their checks.
 
-use super::PANEL_FEATURES;
+use super::{BLOCK_UNITS, PANEL_FEATURES};
 use crate::bytes::BytePanels;
 use crate::error::{Error, Result};
 use crate::number::DType;
@@ -8,7 +8,7 @@ use crate::number::DType;
 /// Number format of packed weights.
 #[derive(Clone, Copy, Debug)]
 pub enum Panels<'a> {
-    /// Numbers of the layer's dtype.
+    /// Numbers, of `weight_dtype`.
     Units(&'a [u32]),
     /// Whole numbers.
     Int8 {
@@ -24,9 +24,11 @@ pub enum Panels<'a> {
 /// The packed weights of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// Type of the input, and of weights that are not int8.
+    /// Type of the input.
     pub dtype: DType,
-    /// Number of input features, K; a multiple of the elements in 32 bits.
+    /// Type of weights in units: that of the input, or bfloat16 for one of float32.
+    pub weight_dtype: DType,
+    /// Number of input features, K; a multiple of the elements of either type in 32 bits.
     pub in_features: usize,
     /// Number of output features, N.
     pub out_features: usize,
@@ -40,8 +42,16 @@ impl Weights<'_> {
     /// Lanes of a panel for each output feature.
     pub(crate) fn depth(&self) -> usize {
         match self.panels {
-            Panels::Units(_) => self.in_features / self.dtype.per_unit(),
+            Panels::Units(_) => self.in_features / self.weight_dtype.per_unit(),
             Panels::Int8 { .. } | Panels::Bytes(_) => self.in_features,
+        }
+    }
+
+    /// Lanes of a block, of `BLOCK_UNITS` units of the input.
+    pub(super) fn block(&self) -> usize {
+        match self.panels {
+            Panels::Units(_) => BLOCK_UNITS * self.dtype.per_unit() / self.weight_dtype.per_unit(),
+            Panels::Int8 { .. } | Panels::Bytes(_) => BLOCK_UNITS,
         }
     }
 
@@ -60,13 +70,20 @@ impl Weights<'_> {
                 self.in_features, self.out_features
             )));
         }
-        if !self.in_features.is_multiple_of(self.dtype.per_unit()) {
+        let Self { dtype, weight_dtype, in_features, .. } = *self;
+        if weight_dtype != dtype && (dtype, weight_dtype) != (DType::Float32, DType::BFloat16) {
             return Err(Error(format!(
-                "in_features must be a multiple of {} for {:?}; got {}",
-                self.dtype.per_unit(),
-                self.dtype,
-                self.in_features
+                "weight_dtype must be {dtype:?}, that of the rows, or BFloat16 for Float32; got \
+                 {weight_dtype:?}"
             )));
+        }
+        for dtype in [dtype, weight_dtype] {
+            if !in_features.is_multiple_of(dtype.per_unit()) {
+                return Err(Error(format!(
+                    "in_features must be a multiple of {} for {dtype:?}; got {in_features}",
+                    dtype.per_unit(),
+                )));
+            }
         }
         self.check_numbers("bias", self.bias)?;
         let (kind, found) = match self.panels {

@@ -83,6 +83,8 @@ pub enum PanelsMut<'a> {
 pub struct Layer<'a> {
     /// Its rows, one part of them after another.
     pub parts: Vec<Rows<'a>>,
+    /// Type that its weights are rounded to.
+    pub dtype: DType,
     /// Input features K.
     pub in_features: usize,
     /// Whether the first of two parts is the gate of the second.
@@ -102,7 +104,7 @@ pub enum PackError {
 
 /// Packs layers.
 ///
-/// Returns how many numbers of each part of each layer are not finite in the dtype.
+/// Returns how many numbers of each part of each layer are not finite in its dtype.
 ///
 /// # Errors
 /// Rows that are not whole blocks, panels of another length, a gate of other sizes than what it
@@ -110,11 +112,10 @@ pub enum PackError {
 /// cannot be read.
 pub fn pack(
     layers: Vec<Layer<'_>>,
-    dtype: DType,
     execution: &Execution<'_>,
 ) -> std::result::Result<Vec<Vec<usize>>, PackError> {
     execution.check().map_err(PackError::Arguments)?;
-    let layers = layers.into_iter().map(|layer| Packing::new(layer, dtype));
+    let layers = layers.into_iter().map(Packing::new);
     let layers: Vec<_> = layers.collect::<Result<_>>().map_err(PackError::Arguments)?;
     let mut ends = Vec::with_capacity(layers.len());
     for layer in &layers {
@@ -310,8 +311,8 @@ fn round<E: Stored>(numbers: &mut [f32]) -> u32 {
 }
 
 impl<'a> Packing<'a> {
-    fn new(layer: Layer<'a>, dtype: DType) -> Result<Self> {
-        let Layer { parts, in_features, is_gated, panels } = layer;
+    fn new(layer: Layer<'a>) -> Result<Self> {
+        let Layer { parts, dtype, in_features, is_gated, panels } = layer;
         let num_rows = parts.iter().map(|part| part.num_rows).sum();
         check_rows(&parts, in_features, is_gated)?;
         check_panels(&panels, num_rows, in_features, dtype)?;

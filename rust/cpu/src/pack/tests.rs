@@ -74,8 +74,8 @@ fn packed(
 ) -> std::result::Result<Vec<usize>, PackError> {
     let instructions = InstructionSet::detect();
     let execution = Execution { instructions, team: &Sequential, num_threads: 1 };
-    let layer = Layer { parts: parts.to_vec(), in_features: depth, is_gated, panels };
-    let odd = pack(vec![layer], dtype, &execution)?;
+    let layer = Layer { parts: parts.to_vec(), dtype, in_features: depth, is_gated, panels };
+    let odd = pack(vec![layer], &execution)?;
     Ok(odd.into_iter().next().expect("a layer"))
 }
 
@@ -222,6 +222,7 @@ fn several_layers_are_packed_in_one_call() {
     let mut units = (vec![7; 192 * 6], vec![7; 64 * 4]);
     let layer = |rows, in_features, panels| Layer {
         parts: vec![rows],
+        dtype: DType::Float32,
         in_features,
         is_gated: false,
         panels: PanelsMut::Units(panels),
@@ -229,7 +230,7 @@ fn several_layers_are_packed_in_one_call() {
     let layers = vec![layer(rows, 6, &mut units.0), layer(others, 4, &mut units.1)];
     let instructions = InstructionSet::detect();
     let execution = Execution { instructions, team: &Sequential, num_threads: 1 };
-    let odd = pack(layers, DType::Float32, &execution).expect("correct rows");
+    let odd = pack(layers, &execution).expect("correct rows");
     assert_eq!(odd, [[0], [0]]);
     for (rows, depth, expected) in [(rows, 6, &mut units.0), (others, 4, &mut units.1)] {
         let mut alone = vec![7; expected.len()];

@@ -160,11 +160,15 @@ fn packed_int8(values: &[i8], depth: usize, num_features: usize) -> Vec<u8> {
 #[test]
 fn products_touch_nothing_past_the_end() {
     let mut random = Random::new(7);
-    for dtype in [DType::Float32, DType::BFloat16] {
+    for (dtype, weight_dtype) in [
+        (DType::Float32, DType::Float32),
+        (DType::BFloat16, DType::BFloat16),
+        (DType::Float32, DType::BFloat16),
+    ] {
         for (num_rows, depth, num_features) in
-            [(1, 2, 1), (7, 34, 64), (25, 18, 70), (3, 2100, 130)]
+            [(1, 2, 1), (7, 34, 64), (25, 18, 70), (3, 2100, 130), (530, 6, 3)]
         {
-            let weights = small_numbers(&mut random, dtype, num_features * depth);
+            let weights = small_numbers(&mut random, weight_dtype, num_features * depth);
             let rows = small_numbers(&mut random, dtype, num_rows * depth);
             let panels = Guarded::new(&packed(&weights, depth, num_features));
             let input = Guarded::new(&rows.bytes);
@@ -190,6 +194,7 @@ fn products_touch_nothing_past_the_end() {
                     let units = std::slice::from_raw_parts(panels.start.cast::<u32>(), len);
                     let weights = Weights {
                         dtype,
+                        weight_dtype,
                         in_features: depth,
                         out_features: num_features,
                         panels: Panels::Units(units),
@@ -249,6 +254,7 @@ fn int8_products_touch_nothing_past_the_end() {
                     let values = std::slice::from_raw_parts(panels.start.cast::<i8>(), len);
                     let weights = Weights {
                         dtype,
+                        weight_dtype: dtype,
                         in_features: depth,
                         out_features: num_features,
                         panels: Panels::Int8 { values, scales: &scales },

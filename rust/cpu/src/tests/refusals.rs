@@ -98,7 +98,14 @@ fn weights_that_are_not_as_their_fields_say_are_refused() {
         let (values, scales) = (vec![0; num_values], vec![0.0; num_scales]);
         let panels = Panels::Int8 { values: &values, scales: &scales };
         let dtype = crate::DType::Float32;
-        let weights = Weights { dtype, in_features: 3, out_features: 70, panels, bias: None };
+        let weights = Weights {
+            dtype,
+            weight_dtype: dtype,
+            in_features: 3,
+            out_features: 70,
+            panels,
+            bias: None,
+        };
         weights.check().map_err(|error| error.to_string())
     };
     assert_eq!(refusal(384, 70), Ok(()));

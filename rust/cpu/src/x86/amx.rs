@@ -100,8 +100,11 @@ impl Units for OfBytes {
 /// Units of some columns, in steps.
 #[derive(Clone, Copy)]
 pub(crate) struct Steps {
-    /// Units of a row.
+    /// Units of a row, or of each of its parts.
     pub(crate) depth: usize,
+    /// Parts of a row, which are multiplied with the same columns and added up, and units from a
+    /// part to the next.
+    pub(crate) parts: (usize, usize),
     /// Units of a step, up to 16.
     pub(crate) len: usize,
     /// Units from one of a column to the next.
@@ -282,7 +285,8 @@ impl Part {
                 if T == 1 && steps.ahead > 0 {
                     prefetch::<VECTORS>(steps, weights);
                 }
-                add_step::<U, T, VECTORS>((units, rows.unit_stride), weights, steps.stride);
+                let units = (units, rows.unit_stride, steps.parts);
+                add_step::<U, T, VECTORS>(units, weights, steps.stride);
             }
             if whole * steps.len < steps.depth {
                 self.add_rest::<U, T, VECTORS>(whole, from);
@@ -316,22 +320,26 @@ impl Part {
         let Self { rows, num_rows, steps } = self;
         let first = step * steps.len;
         let num = steps.depth - first;
-        let mut units = [[0_u32; STEP]; ROWS];
         let mut weights = [[[0_u32; PANEL]; STEP]; VECTORS];
         // SAFETY: the promise of `product`; tiles read what lives here.
         unsafe {
-            for (row, units) in units.iter_mut().enumerate().take(num_rows) {
-                let from = rows.units.add(row * rows.unit_stride + first);
-                units.as_mut_ptr().copy_from_nonoverlapping(from, num);
-            }
             for (vector, weights) in weights.iter_mut().enumerate() {
                 for (unit, weights) in weights.iter_mut().enumerate().take(num) {
                     let from = from(step, vector).add(unit * steps.stride);
                     weights.as_mut_ptr().copy_from_nonoverlapping(from, PANEL);
                 }
             }
-            let weights = |index: usize| weights[index].as_ptr().cast::<u32>();
-            add_step::<U, T, VECTORS>((units.as_ptr().cast(), STEP), weights, PANEL);
+            let (parts, part_stride) = steps.parts;
+            for part in (0..parts).rev() {
+                let mut units = [[0_u32; STEP]; ROWS];
+                for (row, units) in units.iter_mut().enumerate().take(num_rows) {
+                    let from = rows.units.add(row * rows.unit_stride + part * part_stride + first);
+                    units.as_mut_ptr().copy_from_nonoverlapping(from, num);
+                }
+                let units = (units.as_ptr().cast(), STEP, (1, 0));
+                let weights = |index: usize| weights[index].as_ptr().cast::<u32>();
+                add_step::<U, T, VECTORS>(units, weights, PANEL);
+            }
         }
     }
 }
@@ -348,36 +356,59 @@ unsafe fn prefetch<const VECTORS: usize>(steps: Steps, weights: impl Fn(usize) -
     }
 }
 
-/// Adds the products of the units of a step.
+/// Adds the products of the units of a step, those of the last part first.
 #[inline(always)]
 unsafe fn add_step<U: Units, const T: usize, const VECTORS: usize>(
-    (units, unit_stride): (*const u32, usize),
+    (units, unit_stride, (parts, part_stride)): (*const u32, usize, (usize, usize)),
     weights: impl Fn(usize) -> *const u32,
     stride: usize,
 ) {
     // SAFETY: the promise of `product`.
     unsafe {
-        load::<4>(units, unit_stride);
-        if T == 2 {
-            load::<5>(units.wrapping_add(TILE_ROWS * unit_stride), unit_stride);
+        // Four vectors leave no tiles for weights of all of them.
+        if VECTORS < 4 {
+            load_weights::<VECTORS>(&weights, 0, stride);
         }
-        load::<6>(weights(0), stride);
-        U::add_products::<0, 4, 6>();
-        if T == 2 {
-            U::add_products::<2, 5, 6>();
-        }
-        if VECTORS > 1 {
-            load::<7>(weights(1), stride);
-            U::add_products::<1, 4, 7>();
+        for part in (0..parts).rev() {
+            let units = units.wrapping_add(part * part_stride);
+            load::<4>(units, unit_stride);
             if T == 2 {
-                U::add_products::<3, 5, 7>();
+                load::<5>(units.wrapping_add(TILE_ROWS * unit_stride), unit_stride);
+            }
+            if VECTORS == 4 {
+                load_weights::<2>(&weights, 0, stride);
+            }
+            U::add_products::<0, 4, 6>();
+            if VECTORS > 1 {
+                U::add_products::<1, 4, 7>();
+            }
+            if T == 2 {
+                U::add_products::<2, 5, 6>();
+                if VECTORS > 1 {
+                    U::add_products::<3, 5, 7>();
+                }
+            }
+            if VECTORS == 4 {
+                load_weights::<2>(&weights, 2, stride);
+                U::add_products::<2, 4, 6>();
+                U::add_products::<3, 4, 7>();
             }
         }
-        if VECTORS == 4 {
-            load::<6>(weights(2), stride);
-            U::add_products::<2, 4, 6>();
-            load::<7>(weights(3), stride);
-            U::add_products::<3, 4, 7>();
+    }
+}
+
+/// Reads tiles of the weights of one or two vectors.
+#[inline(always)]
+unsafe fn load_weights<const VECTORS: usize>(
+    weights: &impl Fn(usize) -> *const u32,
+    first: usize,
+    stride: usize,
+) {
+    // SAFETY: the promise of `product`.
+    unsafe {
+        load::<6>(weights(first), stride);
+        if VECTORS > 1 {
+            load::<7>(weights(first + 1), stride);
         }
     }
 }

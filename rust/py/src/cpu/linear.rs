@@ -62,7 +62,7 @@ enum PanelArray {
 ///     panels: ``ceil(N / 64)`` panels of ``K * 64`` weights, as uint32 units; with ``scales`` int8
 ///         ``[ceil(N / 64) * K * 64]``; with ``sections`` uint8.  Kept by reference and must not be
 ///         written afterwards.
-///     dtype: Type of the rows, and of weights that are not quantised.
+///     dtype: Type of the rows.
 ///     in_features: Number of input features K.
 ///     out_features: Number of output features N.
 ///     scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
@@ -72,12 +72,15 @@ enum PanelArray {
 ///         section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
 ///         "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
 ///         the last are multiples of 64 features; sections share the scales of rows.
+///     weight_dtype: Type of the weights in units: that of the rows, or "bfloat16" for rows of
+///         float32.  None for that of the rows.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other.
 #[pyclass(frozen, module = "pagedserve._core.cpu")]
 pub(crate) struct PackedWeights {
     dtype: DType,
+    weight_dtype: DType,
     in_features: usize,
     out_features: usize,
     gate: Option<Activation>,
@@ -105,6 +108,7 @@ impl PackedWeights {
         };
         Ok(Weights {
             dtype: self.dtype,
+            weight_dtype: self.weight_dtype,
             in_features: self.in_features,
             out_features: self.out_features,
             panels,
@@ -128,7 +132,7 @@ impl PackedWeights {
     #[new]
     #[pyo3(signature = (
         panels, *, dtype, in_features, out_features, scales = None, bias = None, gate = None,
-        sections = None
+        sections = None, weight_dtype = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "an array without a layout: sizes and names")]
     fn new(
@@ -140,10 +144,12 @@ impl PackedWeights {
         bias: Option<&Bound<'_, PyAny>>,
         gate: Option<&str>,
         sections: Option<Vec<SectionAt>>,
+        weight_dtype: Option<&str>,
     ) -> PyResult<Self> {
         let scales = scales.map(|scales| numbers(scales, "scales")).transpose()?;
         let weights = Self {
             dtype: dtype_of("dtype", dtype)?,
+            weight_dtype: dtype_of("weight_dtype", weight_dtype.unwrap_or(dtype))?,
             in_features: size("in_features", in_features)?,
             out_features: size("out_features", out_features)?,
             gate: gate.map(|gate| choice("gate", gate, &ACTIVATIONS)).transpose()?,

@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 
 use numpy::PyReadwriteArray1;
+use pagedserve_cpu::DType;
 use pagedserve_cpu::bytes::Section;
 use pagedserve_cpu::pack::{Layer, PackError, PanelsMut, Rows, Storage, pack};
 use pyo3::exceptions::PyOSError;
@@ -42,10 +43,11 @@ const STORAGES: [(&str, Storage); 18] = [
 /// of interleaved heads or 0.
 type RowsAt<'py> = (i64, u64, i64, String, Option<Bound<'py, PyAny>>, i64);
 
-/// Panels, parts, number of input features, whether the first part is a gate, scales of the
-/// features, and sections of bytes.
+/// Panels, type of the weights, parts, number of input features, whether the first part is a gate,
+/// scales of the features, and sections of bytes.
 type LayerAt<'py> = (
     Bound<'py, PyAny>,
+    String,
     Vec<RowsAt<'py>>,
     i64,
     bool,
@@ -59,6 +61,7 @@ type LayerAt<'py> = (
 ///     layers: For each layer:
 ///         panels: uint32 units, with ``scales`` int8, with ``sections`` uint8, of the length that
 ///         `PackedWeights` takes; written.
+///         Type that weights are rounded to, that of units.
 ///         Parts of the layer, one after another, each as file descriptor, offset of the first row,
 ///         number of rows, storage ("F32", "F16", "BF16", or one that sections have), scales of
 ///         the rows, float32 ``[rows]`` of "I8_ROWS" and None of others, and the size of heads
@@ -70,32 +73,29 @@ type LayerAt<'py> = (
 ///         other panels.
 ///         Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
 ///         storage become.  None for numbers.
-///     dtype: Type that weights are rounded to.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
 ///
 /// Returns:
-///     How many weights of each part of each layer are not finite in the dtype.
+///     How many weights of each part of each layer are not finite in its type.
 ///
 /// Raises:
 ///     ``StepError``: Arguments that do not fit each other; nothing was written.
 ///     OSError: A file cannot be read, or ends before its rows do.
 #[pyfunction]
-#[pyo3(signature = (layers, *, dtype, num_threads = 1, instructions = None))]
+#[pyo3(signature = (layers, *, num_threads = 1, instructions = None))]
 pub(crate) fn pack_layers(
     py: Python<'_>,
     layers: Vec<LayerAt<'_>>,
-    dtype: &str,
     num_threads: i64,
     instructions: Option<&str>,
 ) -> PyResult<Vec<Vec<usize>>> {
-    let dtype = dtype_of("dtype", dtype)?;
     let mut taken = layers.into_iter().map(Taken::of).collect::<PyResult<Vec<_>>>()?;
     let work = taken.iter().fold(Work::numbers(&[0]), |work, layer| work.and(layer.work()));
     let layers = taken.iter_mut().map(Taken::layer).collect::<PyResult<Vec<_>>>()?;
     let mut packed = Ok(Vec::new());
     on_threads(py, num_threads, instructions, work, |execution| {
-        packed = match pack(layers, dtype, execution) {
+        packed = match pack(layers, execution) {
             Ok(odd) => Ok(odd),
             Err(PackError::Arguments(error)) => return Err(error),
             Err(PackError::File(error)) => Err(error),
@@ -125,6 +125,7 @@ enum Panels<'py> {
 /// Arguments of a layer.
 struct Taken<'py> {
     panels: Panels<'py>,
+    dtype: DType,
     parts: Vec<Part>,
     in_features: usize,
     is_gated: bool,
@@ -142,7 +143,7 @@ struct Part {
 
 impl<'py> Taken<'py> {
     fn of(layer: LayerAt<'py>) -> PyResult<Self> {
-        let (panels, parts, in_features, is_gated, scales, sections) = layer;
+        let (panels, dtype, parts, in_features, is_gated, scales, sections) = layer;
         let scales = scales
             .map(|scales| readwrite(&checked::<f32>(&scales, "scales")?, "scales"))
             .transpose()?;
@@ -161,7 +162,13 @@ impl<'py> Taken<'py> {
             }
         };
         let parts = parts.iter().map(Part::of).collect::<PyResult<_>>()?;
-        Ok(Self { panels, parts, in_features: size("in_features", in_features)?, is_gated })
+        Ok(Self {
+            panels,
+            dtype: dtype_of("dtype", &dtype)?,
+            parts,
+            in_features: size("in_features", in_features)?,
+            is_gated,
+        })
     }
 
     fn work(&self) -> Work {
@@ -182,7 +189,8 @@ impl<'py> Taken<'py> {
             },
         };
         let parts = self.parts.iter().map(Part::rows).collect();
-        Ok(Layer { parts, in_features: self.in_features, is_gated: self.is_gated, panels })
+        let Self { dtype, in_features, is_gated, .. } = *self;
+        Ok(Layer { parts, dtype, in_features, is_gated, panels })
     }
 }
 

@@ -7,6 +7,8 @@ With int8 weights each output feature has a scale, a 127th of its largest weight
 becomes the nearest multiple of it, so its error is at most half a scale (Wu et al., "Integer
 Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations, sums and biases
 are not quantized.
+
+Float32 weights that are those of a bfloat16 file are packed as bfloat16, which loses nothing.
 """
 
 from typing import Any, Final, NamedTuple
@@ -24,6 +26,7 @@ from pagedserve.models.families.record import Gate
 
 PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 
+_ROWS_AT_ONCE: Final = 1024  # that are compared, in little memory
 _LARGEST_INT8: Final = 127  # without -128, which has no positive counterpart
 
 
@@ -84,8 +87,9 @@ def pack(
         peaks: as in `quantize`.
     """
     num_features, depth = weight.shape
+    kept = _narrowest(weight.detach())
     panels, scales = (
-        (_panels(weight.detach(), torch.int32).view(np.uint32), None)
+        (_panels(kept, torch.int32).view(np.uint32), None)
         if quantization is None
         else _int8_panels(weight, peaks)
     )
@@ -97,7 +101,16 @@ def pack(
         scales=scales,
         bias=None if bias is None else float32_vector(bias),
         gate=gate,
+        weight_dtype=DTYPE_NAMES[kept.dtype],
     )
+
+
+def _narrowest(weight: Tensor) -> Tensor:
+    """Weights ``[N, K]``, in bfloat16 if they are of float32 and all of them are such numbers."""
+    if weight.dtype != torch.float32 or weight.shape[1] % 2:  # a unit is a pair
+        return weight
+    is_narrow = all(rows.bfloat16().float().equal(rows) for rows in weight.split(_ROWS_AT_ONCE))
+    return weight.bfloat16() if is_narrow else weight
 
 
 def _int8_panels(

@@ -1,0 +1,86 @@
+//! Products by AMX with weights of bfloat16.
+//!
+//! AMX has no products of float32.  But a float32 is the sum of three bfloat16: each of them is
+//! multiplied with the weights, which is exact, and all products are summed in float32.  (Henry et al., "Leveraging the bfloat16 Artificial Intelligence
+//! Datatype For Higher-Precision Computations", section 2, where both operands are such sums.)
+//!
+//! # Invariants
+//!
+//! 1. The products that are summed are exact.  An infinite number gives NaN.
+//!
+//! # Costs
+//!
+//! Three products of bfloat16, each ten times as fast as one of float32, and half of its weights'
+//! bytes.
+
+use std::cell::Cell;
+
+use super::{Matrix, PANEL_FEATURES, Product, WIDE_ROWS};
+use crate::elementwise::{Rowwise, for_rows};
+use crate::number::{BFloat16, DType, PANEL};
+use crate::scratch::pieces;
+use crate::team::Execution;
+use crate::x86::amx::{self, OfBFloat16, Steps};
+
+/// Parts of a float32.
+const PARTS: usize = 3;
+/// Numbers of bfloat16 in a cache line.
+const LINE: usize = 32;
+
+thread_local! {
+    static DIVIDED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+}
+
+impl Product<'_> {
+    /// Sums of an item of bfloat16 rows, or of rows in parts.
+    pub(super) unsafe fn multiply_by_amx(&self, panels: &[u32], item: usize, sums: *mut f32) {
+        /// How far ahead a panel is read for a few rows, in bytes.
+        const AHEAD: usize = 16 * 1024;
+        let (panel, first_row, num_rows) = self.rows_of(item);
+        let depth = self.weights.depth();
+        let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
+        let rows = self.rows(first_row, sums, false);
+        let ahead = AHEAD / size_of::<u32>();
+        let parts = (self.parts, rows.unit_stride / self.parts);
+        let steps = Steps { depth, parts, len: amx::STEP, stride: PANEL_FEATURES, ahead };
+        let at = |step: usize, vector: usize| {
+            panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
+    }
+
+    /// Runs the product on float32 rows that are divided into parts first.
+    ///
+    /// # Safety
+    /// That of [`super::linear`].
+    pub(super) unsafe fn run_in_parts(&self, execution: &Execution<'_>) {
+        let len = self.weights.in_features;
+        // An odd number of cache lines: rows of a tile do not meet in the same few sets of a cache.
+        let stride = (len.div_ceil(LINE) | 1) * LINE;
+        let mut memory = DIVIDED.take();
+        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
+            let num_rows = WIDE_ROWS.min(self.num_rows - first);
+            let [divided] = pieces(&mut memory, [PARTS * num_rows * stride / 2]);
+            #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
+            let from = self.input.pointer.cast::<f32>().wrapping_add(first * self.input.stride);
+            let to = divided.cast::<BFloat16>();
+            let work =
+                Rowwise::Divide { from, stride: self.input.stride, len, to, to_stride: stride };
+            // SAFETY: the caller's promise; the buffer can hold the parts.
+            unsafe { for_rows(work, DType::Float32, num_rows, PARTS * len, execution) };
+            let output = first * self.output.stride * self.output_dtype.size();
+            Product {
+                num_rows,
+                input: Matrix { pointer: divided.cast(), stride: PARTS * stride },
+                rows: DType::BFloat16,
+                parts: PARTS,
+                output: Matrix { pointer: self.output.pointer.wrapping_add(output), ..self.output },
+                additions: (self.additions.0, self.additions.1 + first),
+                ..*self
+            }
+            .run(execution);
+        }
+        DIVIDED.set(memory);
+    }
+}
