@@ -12,6 +12,8 @@ pub(crate) const TILE: usize = 48;
 const SPLIT_CHUNKS: usize = 2;
 /// Items for each thread where keys are split: enough that no thread waits long for the last one.
 const ITEMS_PER_THREAD: usize = 8;
+/// The most numbers of partial results: 64 MiB, in which long prompts are split in part.
+const MOST_PARTIALS: usize = 16 << 20;
 
 /// Some queries of one row that read the same KV head, and the chunks of keys to read.
 #[derive(Clone, Debug)]
@@ -97,7 +99,9 @@ impl Plan {
         let columns = shape.value_size.next_multiple_of(PANEL);
         for item in std::mem::take(&mut self.items) {
             let piece_chunks = item.chunks.len().div_ceil(pieces).max(SPLIT_CHUNKS);
-            if item.chunks.len() <= piece_chunks {
+            let num_partials = item.chunks.len() * item.queries.len() * (columns + 2);
+            if item.chunks.len() <= piece_chunks || self.num_partials + num_partials > MOST_PARTIALS
+            {
                 self.items.push(item);
                 continue;
             }
@@ -108,11 +112,55 @@ impl Plan {
                 chunks: item.chunks.clone(),
                 start: self.num_partials,
             });
-            self.num_partials += item.chunks.len() * item.queries.len() * (columns + 2);
+            self.num_partials += num_partials;
             for start in starts {
                 let chunks = start..(start + piece_chunks).min(item.chunks.end);
                 self.items.push(Item { chunks, split, ..item.clone() });
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::attention::CacheDType;
+
+    #[test]
+    fn partial_results_of_long_prompts_stay_within_their_bound() {
+        let shape = Shape {
+            dtype: DType::BFloat16,
+            cache_dtype: CacheDType::Auto,
+            num_heads: 32,
+            num_kv_heads: 8,
+            key_size: 128,
+            value_size: 128,
+            num_blocks: 1,
+            block_size: 16,
+        };
+        let options = Options {
+            scale: 1.0,
+            window: None,
+            softcap: None,
+            sinks: None,
+            alibi: None,
+            position_bias: None,
+            causal: true,
+        };
+        for (num_tokens, num_keys) in [(1, 131_072), (180, 131_072), (180, 4096)] {
+            let rows = Rows {
+                block_tables: &[],
+                query_start: &[0, num_tokens],
+                seq_lens: &[num_keys],
+                slot_mapping: &[],
+            };
+            let plan = Plan::new(&shape, &rows, &options, 32);
+            assert!(plan.num_partials <= MOST_PARTIALS);
+            assert!(!plan.splits.is_empty(), "some tiles are split");
+            let chunks: usize = plan.items.iter().map(|item| item.chunks.len()).sum();
+            let whole = Plan::new(&shape, &rows, &options, 1);
+            assert_eq!(chunks, whole.items.iter().map(|item| item.chunks.len()).sum());
         }
     }
 }
