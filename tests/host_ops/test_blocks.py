@@ -56,6 +56,17 @@ def test_a_block_that_is_not_there_is_refused_and_nothing_is_copied(pair: tuple[
     assert all(torch.equal(ours, old) for ours, old in zip(found, before, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
+def test_pairs_in_another_order_are_refused(shape: tuple[int, int]) -> None:
+    found = pools(9, torch.float32)
+    before = [pool.clone() for pool in found]
+    moved = np.arange(shape[0] * shape[1]).reshape(shape)
+    for wrong in (moved, moved.T):
+        with pytest.raises(StepError, match="pairs must be contiguous, two block ids a row"):
+            copy_blocks(found, found, wrong)
+    assert all(torch.equal(ours, old) for ours, old in zip(found, before, strict=True))
+
+
 def test_pairs_of_another_type_are_refused() -> None:
     found = pools(3, torch.float32)
     with pytest.raises(TypeError):

@@ -1,7 +1,7 @@
 //! Copies of blocks between the memory of torch tensors.
 #![expect(unsafe_code, reason = "addresses from Python become pointers")]
 
-use numpy::PyReadonlyArray2;
+use numpy::{PyReadonlyArray2, PyUntypedArrayMethods};
 use pagedserve_core::error::Error;
 use pagedserve_cpu::moves::{self as kernel, Pools};
 use pyo3::prelude::*;
@@ -34,11 +34,11 @@ pub(crate) fn copy_blocks(
     let py = pairs.py();
     let layers = layers.iter().map(|layer| pools(*layer)).collect::<PyResult<Vec<_>>>()?;
     let refusal = || Error::Arrays("pairs must be contiguous, two block ids a row".into());
-    let flat = pairs.as_slice().map_err(|_| refusal()).or_raise()?;
-    let (rows, rest) = flat.as_chunks::<2>();
-    if !rest.is_empty() {
+    // A transposed array is contiguous too, in the other order.
+    if !pairs.is_c_contiguous() || pairs.shape()[1] != 2 {
         return Err(refusal()).or_raise();
     }
+    let (rows, _) = pairs.as_slice().map_err(|_| refusal()).or_raise()?.as_chunks::<2>();
     let block = |id: i64| size("a block of pairs", id);
     let pairs = rows.iter().map(|[from, to]| Ok((block(*from)?, block(*to)?)));
     let pairs = pairs.collect::<PyResult<Vec<_>>>()?;
