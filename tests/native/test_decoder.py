@@ -24,22 +24,27 @@ def linear(rng: np.random.Generator, depth: int, width: int, gate: Any = None) -
     )
 
 
-def random_layer(rng: np.random.Generator, features: int = FEATURES) -> DecoderLayer:
+def random_layer(
+    rng: np.random.Generator,
+    features: int = FEATURES,
+    kv_heads: int = KV_HEADS,
+    inner: int = INNER,
+) -> DecoderLayer:
     """A decoder layer of random weights."""
     ones = np.ones(features, np.float32)
     return DecoderLayer(
         dtype="float32",
         num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
+        num_kv_heads=kv_heads,
         head_size=SIZE,
         epsilon=1e-5,
         scale=SIZE**-0.5,
         attention_norm=ones,
         mlp_norm=ones,
-        qkv=linear(rng, features, (HEADS + 2 * KV_HEADS) * SIZE),
+        qkv=linear(rng, features, (HEADS + 2 * kv_heads) * SIZE),
         output=linear(rng, HEADS * SIZE, features),
-        gate_up=linear(rng, features, 2 * INNER, "silu"),
-        down=linear(rng, INNER, features),
+        gate_up=linear(rng, features, 2 * inner, "silu"),
+        down=linear(rng, inner, features),
     )
 
 
@@ -140,3 +145,16 @@ def test_layers_of_other_sizes_are_refused() -> None:
     layers = [random_layer(rng), random_layer(rng, features=2 * FEATURES)]
     with pytest.raises(StepError, match="hidden states of all layers must be alike"):
         Decoder([(layer, None, 0) for layer in layers])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"kv_heads": 0}, "num_heads must be a multiple of num_kv_heads"),
+        ({"kv_heads": HEADS + 1}, "num_heads must be a multiple of num_kv_heads"),
+        ({"inner": 40}, "down must take a multiple of 32 features.*; it takes 40"),
+    ],
+)
+def test_a_layer_that_no_step_accepts_is_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        random_layer(np.random.default_rng(3), **sizes)

@@ -16,7 +16,7 @@ use std::cell::Cell;
 use crate::attention::{CacheDType, Memory, Options, Rows, Shape, Tokens, paged_attention};
 use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
 use crate::error::{Error, Result};
-use crate::linear::{Activation, Finish, Matrix, Weights, linear};
+use crate::linear::{Activation, Finish, Matrix, PANEL_FEATURES, Weights, linear};
 use crate::lora::{Adapters, Group};
 use crate::number::{DType, check_units};
 use crate::scratch::pieces;
@@ -131,9 +131,21 @@ impl Layer<'_> {
     /// # Errors
     /// Names the part, what it has and what it must have.
     pub fn check(&self) -> Result<()> {
+        if self.num_kv_heads == 0 || !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            return Err(Error(format!(
+                "num_heads must be a multiple of num_kv_heads; got {} and {}",
+                self.num_heads, self.num_kv_heads
+            )));
+        }
         let hidden = self.hidden_size();
         let heads = self.num_heads * self.head_size;
         let inner = self.down.in_features;
+        if !(2 * inner).is_multiple_of(PANEL_FEATURES) {
+            return Err(Error(format!(
+                "down must take a multiple of {} features, halves of whole panels; it takes {inner}",
+                PANEL_FEATURES / 2
+            )));
+        }
         let linears = [
             ("qkv", &self.qkv, hidden, self.qkv_size()),
             ("output", &self.output, heads, hidden),
