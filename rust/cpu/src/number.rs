@@ -107,6 +107,9 @@ impl BFloat16 {
 
     /// The least bfloat16 that is no less than a number of at least 0; NaN stays NaN.
     pub(crate) fn at_least(number: f32) -> Self {
+        if number.is_nan() {
+            return Self::from_f32(number);
+        }
         Self((number.to_bits().saturating_add(0xffff) >> 16) as u16)
     }
 }
@@ -200,5 +203,23 @@ impl Stored for Float16 {
         let [low, high] =
             [numbers[0], numbers[1]].map(|number| u32::from(Self::from_f32(number).0));
         low | high << 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bfloat16_that_is_no_less_than_a_number_is_the_least_such_and_no_number_of_none() {
+        for bits in [0, 1, 0x3f80_0000, 0x3f80_0001, 0x3f81_0000, 0x7f7f_0000, 0x7f80_0000] {
+            let number = f32::from_bits(bits);
+            let found = BFloat16::at_least(number).to_f32();
+            assert!(found >= number, "{number} and {found}");
+            assert!(bits == 0 || f32::from_bits(found.to_bits() - 0x1_0000) < number);
+        }
+        for bits in [0x7fc0_0000, 0x7fff_e000, 0xffff_ffff, 0x7f80_0001] {
+            assert!(BFloat16::at_least(f32::from_bits(bits)).to_f32().is_nan(), "{bits:#x}");
+        }
     }
 }
