@@ -10,7 +10,7 @@ import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.config.engine_options import EngineOptions
-from pagedserve.config.options import Concern, options_of, parse_bytes
+from pagedserve.config.options import Concern, flag_of, options_of, parse_bytes
 from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.errors import ConfigError
@@ -196,6 +196,20 @@ def test_none_leaves_any_option_at_its_default(name: str) -> None:
 )
 def test_a_dtype_has_several_names(given: Any, held: str) -> None:
     assert EngineArgs("smollm2", dtype=given).dtype == held
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"),
+    [
+        *(("dtype", alias) for alias in ("half", "float")),
+        *(("kv_cache_dtype", f"{kind}_per_token_head") for kind in ("fp8", "int8")),
+        ("kv_cache_dtype", "fp8"),
+        ("distributed_executor_backend", "uni"),
+    ],
+)
+def test_the_command_line_accepts_vllms_names_of_choices(name: str, alias: str) -> None:
+    options: dict[str, Any] = {name: alias}
+    assert parse("--model", "a", flag_of(name), alias) == EngineArgs("a", **options)
 
 
 def test_llm_takes_the_same_arguments_with_the_same_defaults() -> None:

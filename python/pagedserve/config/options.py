@@ -221,7 +221,8 @@ def argument_of(kind: Any, known: Option) -> dict[str, Any]:
     if plain is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(plain) is Literal:
-        return {"choices": get_args(plain)}
+        further = [word for member in union_members(known.converts) for word in get_args(member)]
+        return {"choices": [*get_args(plain), *further]}
     if get_origin(plain) is tuple:
         return {"type": get_args(plain)[0], "nargs": "+", "action": "extend"}
     return {"type": known.parse or plain}
