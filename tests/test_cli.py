@@ -10,6 +10,7 @@ import pytest
 import pagedserve
 from pagedserve import LLM, ModelLoadError
 from pagedserve.cli import main
+from pagedserve.engine.defaults import STEP_TOKENS
 
 MODEL = ("generate", "--model", "smollm2")
 CLOSING_WORDS = ("prompt ", "tokens/s, generation ", "KV blocks at the peak", "preemptions")
@@ -221,6 +222,9 @@ def test_help_says_a_default_once_and_a_servers_own(capsys: pytest.CaptureFixtur
     chunks = "run in the same steps as other requests' decode tokens. (default: {})"
     assert chunks.format(False) in shown["generate"]
     assert chunks.format(True) in shown["serve"]
+    tokens = "at least max_num_seqs. (default: {} with chunked prefill, else 2048 or max_model_len"
+    assert tokens.format(512) in shown["generate"]
+    assert tokens.format(STEP_TOKENS) in shown["serve"]
 
 
 @pytest.mark.parametrize(

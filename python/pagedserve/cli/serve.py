@@ -11,7 +11,9 @@ from pagedserve.cli.early import check_early
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.config.reasoning import REASONING_FORMATS
+from pagedserve.config.scheduler import default_step_tokens
 from pagedserve.engine.ahead import load_ahead
+from pagedserve.engine.defaults import STEP_TOKENS
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.native.choice import choose_backend
@@ -63,10 +65,13 @@ def add_model_parser(
         # As vLLM's server: a long prompt delays no others, a conversation's prefix is cached.
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
+        max_num_batched_tokens=default_step_tokens(STEP_TOKENS),
     )
     add_server_args(parser)
     # Whether the model supports them is known later: `pagedserve.engine.defaults.server_defaults`.
-    parser.set_defaults(enable_chunked_prefill=None, enable_prefix_caching=None)
+    parser.set_defaults(
+        enable_chunked_prefill=None, enable_prefix_caching=None, max_num_batched_tokens=None
+    )
     return parser
 
 

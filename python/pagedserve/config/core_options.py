@@ -33,11 +33,17 @@ def core_option(
     return option(None, check, text, concern=concern, unset=shown, part=part, core_name=core_name)
 
 
-def by_chunks(core_name: str, more: str = "") -> str:
-    """The default of an option that depends on ``enable_chunked_prefill``."""
-    chunked = SchedulerConfig(max_model_len=1, enable_chunked_prefill=True)
+def by_chunks(core_name: str, more: str = "", chunked: int | None = None) -> str:
+    """The default of an option that depends on ``enable_chunked_prefill``.
+
+    Args:
+        core_name: Name in the core.
+        more: What follows.
+        chunked: Default with chunked prefill, if it is not the core's.
+    """
+    config = SchedulerConfig(max_model_len=1, enable_chunked_prefill=True)
     return (
-        f"{getattr(chunked, core_name)} with chunked prefill, else "
+        f"{chunked or getattr(config, core_name)} with chunked prefill, else "
         f"{getattr(_CORE['scheduler'], core_name)}{more}"
     )
 

@@ -12,6 +12,12 @@ SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 VictimPolicy: TypeAlias = Literal["last", "least_work"]
 
 
+def default_step_tokens(chunked: int | None = None) -> str:
+    """The default of ``max_num_batched_tokens``, in words; see ``by_chunks``."""
+    more = " or max_model_len if larger; at least max_num_seqs"
+    return by_chunks("max_num_batched_tokens", more, chunked)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchedulerArgs:
     """The options of ``EngineArgs`` for the scheduler."""
@@ -30,7 +36,7 @@ class SchedulerArgs:
         "max_num_batched_tokens",
         checks.optional_count(),
         "Maximum number of tokens per step, at least max_num_seqs.",
-        unset=by_chunks("max_num_batched_tokens", ", or max_model_len if larger"),
+        unset=default_step_tokens(),
         concern="scheduling",
     )
     enable_chunked_prefill: bool | None = core_option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Tokens per step with chunked prefill: with many simultaneous conversations the last first token
 # comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
-_STEP_TOKENS: Final = 768
+STEP_TOKENS: Final = 768
 
 
 def default_sampling_params(args: EngineArgs) -> SamplingParams:
@@ -73,7 +73,7 @@ def server_defaults(args: EngineArgs, model: "ModelInfo") -> EngineArgs:
         prefixes = not (model.sees_whole_prompts or model.keeps_states or model.encoder_decoder)
     step_tokens = args.max_num_batched_tokens
     if step_tokens is None and chunks:
-        step_tokens = max(_STEP_TOKENS, args.max_num_seqs or 0)
+        step_tokens = max(STEP_TOKENS, args.max_num_seqs or 0)
     return dataclasses.replace(
         args,
         enable_chunked_prefill=chunks,
