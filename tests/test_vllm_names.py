@@ -16,6 +16,8 @@ from pagedserve import (
     SamplingParams,
     SchedulerConfig,
 )
+from pagedserve.cli.main import make_parser
+from pagedserve.cli.serve import read_args
 from pagedserve.config.options import options_of
 from pagedserve.server.options import ServerArgs
 from pagedserve.vllm_names import ABSENT_METHODS, ABSENT_OPTIONS, ALIASES, HINTS
@@ -172,6 +174,34 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
         EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--trust-remote-code"]))
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "-tp 1 -pp 1 -dp 1 -O2",
+        "--chat-template-content-format auto --api-server-count 1",
+        "--disable-uvicorn-access-log --disable-frontend-multiprocessing",
+        "--enable-server-load-tracking --enable-request-id-headers",
+        "--no-return-tokens-as-token-ids --mm-encoder-tp-mode weights --skip-mm-profiling",
+    ],
+)
+def test_a_server_accepts_vllms_options(argv: str) -> None:
+    given, _ = read_args(make_parser().parse_args(["serve", "a", *argv.split()]))
+    plain, _ = read_args(make_parser().parse_args(["serve", "a"]))
+    assert given == plain
+
+
+def test_short_options_have_their_effect() -> None:
+    given, _ = read_args(make_parser().parse_args(["serve", "a", "-tp", "2"]))
+    assert given.tensor_parallel_size == 2
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2"):
+        read_args(make_parser().parse_args(["serve", "a", "-pp", "2"]))
+
+
+def test_a_limit_of_videos_may_be_zero() -> None:
+    args = EngineArgs("a", limit_mm_per_prompt={"image": 1, "video": 0})
+    assert args.max_images_per_prompt == 1
+
+
 # What this engine supports, and what a reason may no longer claim since then.
 SUPPORTED = {
     "kv_cache_dtype": ("not quantized",),
@@ -185,7 +215,8 @@ SUPPORTED = {
 
 def test_reasons_name_what_exists_and_deny_nothing_that_is_supported() -> None:
     known = {field.name for field in (*fields(EngineArgs), *fields(ServerArgs))}
-    known |= {field.name for field in fields(SamplingParams)} | {"stream_interval"}
+    known |= {field.name for field in fields(SamplingParams)}
+    known |= {"stream_interval", "return_tokens_as_token_ids"}  # fields of requests
     reasons = {reason for _, reason in ABSENT_OPTIONS.values()} | set(ABSENT_METHODS.values())
     for reason in reasons:
         named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", reason))

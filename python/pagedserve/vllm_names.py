@@ -23,6 +23,13 @@ ALIASES: Final = {
     "kv_cache_memory_bytes": "kv_cache_memory",
 }
 
+# vLLM's short options -> names, ours or vLLM's.
+_SHORT: Final = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-O": "optimization_level",
+}
 
 _WHERE_LISTED: Final = "; help(pagedserve.EngineArgs) lists them all"
 
@@ -155,6 +162,13 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("stream_interval", (1, None), "give stream_interval in requests to a server"),
     # Options of vLLM's server.
     **_absent("tool_server", (None, ""), "tools are called by the client"),
+    **_absent("api_server_count", (1, None), "one process serves HTTP"),
+    **_absent("chat_template_content_format", ("auto", None), "found from the chat template"),
+    **_absent(
+        "return_tokens_as_token_ids",
+        (False, None),
+        "give return_tokens_as_token_ids in requests to a server",
+    ),
 }
 
 # Sampling parameters of vLLM that are not supported, with the values that change nothing.
@@ -228,6 +242,14 @@ HINTS: Final = frozenset(
         "show_hidden_metrics_for_version",
         "enable_auto_tool_choice",
         "exclude_tools_when_tool_choice_none",
+        "optimization_level",
+        "mm_encoder_tp_mode",
+        "skip_mm_profiling",
+        "disable_frontend_multiprocessing",
+        # A server has no access log of uvicorn, and always an X-Request-Id and GET /load.
+        "disable_uvicorn_access_log",
+        "enable_request_id_headers",
+        "enable_server_load_tracking",
     ]
 )
 
@@ -329,6 +351,8 @@ def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:
         if is_flag:
             kind = {"action": argparse.BooleanOptionalAction}
         parser.add_argument(f"--{name.replace('_', '-')}", **hidden, **kind)
+    for flag, name in _SHORT.items():
+        parser.add_argument(flag, dest=name, type=_literal, **hidden)
 
 
 def _literal(text: str) -> object:

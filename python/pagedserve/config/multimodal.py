@@ -12,10 +12,13 @@ MAX_IMAGES: Final = 16
 
 
 def _limit_of_images(name: str, value: object) -> dict[str, int]:
-    """Check an option: a mapping of ``image`` to the maximum number of images per prompt."""
+    """Check an option: a mapping of ``image`` to the maximum number of images per prompt.
+
+    That of videos, which no model accepts, may be 0.
+    """
     limits = checks.mapping(name, value)
-    if set(limits) - {"image"}:
-        checks.refuse(name, value, 'a mapping like {"image": 4}')
+    if set(limits) - {"image", "video"} or limits.get("video", 0) != 0:
+        checks.refuse(name, value, 'a mapping like {"image": 4}, in which "video" may be 0')
     return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 
 
