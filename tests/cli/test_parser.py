@@ -53,6 +53,24 @@ def test_an_option_that_has_underscores_keeps_them() -> None:
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate"],
+        ["bench", "latency"],
+        ["bench", "throughput"],
+        ["bench", "startup"],
+        ["decide", "calibrate", "--examples", "a", "--output", "b"],
+    ],
+)
+@pytest.mark.parametrize("option", ["--generation-config", "--override-generation-config"])
+def test_a_command_that_sets_all_sampling_parameters_refuses_other_defaults(
+    argv: list[str], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: '{{}}' has no effect in this command"):
+        make_parser().parse_args([*argv, option, "{}"])
+
+
+@pytest.mark.parametrize(
     ("argv", "nearest"),
     [
         ("serve a --gpu-memory-utilisation 0.5", "; did you mean --gpu-memory-utilization?"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pagedserve.bench.options import BenchOptions, add_options
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
+from pagedserve.config.sampling import DEFAULT_PARAMS
 from pagedserve.engine_bench.options import LatencyOptions, StartupOptions, ThroughputOptions
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.native.choice import choose_backend
@@ -56,7 +57,7 @@ def _add_engine_bench(
         description=description,
     )
     options.add_to(parser)
-    EngineArgs.add_cli_args(parser)
+    EngineArgs.add_cli_args(parser, without=DEFAULT_PARAMS)
     parser.set_defaults(run=partial(_run_engine_bench, name, options))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pagedserve.checks import check_replaceable
 from pagedserve.cli.early import check_early
 from pagedserve.config import EngineArgs
+from pagedserve.config.sampling import DEFAULT_PARAMS
 from pagedserve.errors import ConfigError, extra_needed
 from pagedserve.native.choice import choose_backend
 
@@ -36,7 +37,7 @@ def add_decide_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     calibrate.add_argument(
         "--output", required=True, type=Path, metavar="FILE", help="file of the temperatures"
     )
-    EngineArgs.add_cli_args(calibrate)
+    EngineArgs.add_cli_args(calibrate, without=DEFAULT_PARAMS)
     calibrate.set_defaults(run=_calibrate)
 
 

@@ -13,6 +13,7 @@ from pagedserve.cli.early import check_early
 from pagedserve.cli.sampling import add_generation, sampling_params
 from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
+from pagedserve.config.sampling import DEFAULT_PARAMS
 from pagedserve.engine.ahead import load_ahead
 from pagedserve.engine.stats import hit_rate
 from pagedserve.errors import ConfigError, RequestError, extra_needed
@@ -37,7 +38,7 @@ def add_generate_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     prompts.add_argument("--chat", action="store_true", help="apply the model's chat template")
     add_generation(generate.add_argument_group("sampling"))
     generate.add_argument("--json", action="store_true", help="print one JSON object per prompt")
-    EngineArgs.add_cli_args(generate)
+    EngineArgs.add_cli_args(generate, without=DEFAULT_PARAMS)
     generate.set_defaults(run=_generate)
 
 

@@ -6,9 +6,9 @@ docs/options.md and the types in ``engine_options.py``.
 
 import argparse
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from pagedserve.attention.backends import get_backend
 from pagedserve.config.cache import CacheArgs
@@ -17,7 +17,7 @@ from pagedserve.config.lora import LoRAArgs
 from pagedserve.config.model import ModelArgs
 from pagedserve.config.multimodal import MultimodalArgs
 from pagedserve.config.observability import ObservabilityArgs
-from pagedserve.config.options import add_arguments, check_options, describe
+from pagedserve.config.options import add_arguments, check_options, describe, flag_of
 from pagedserve.config.parallel import ParallelArgs
 from pagedserve.config.precision import BYTE_QUANTIZATIONS, PrecisionArgs
 from pagedserve.config.sampling import SamplingArgs
@@ -125,18 +125,28 @@ class EngineArgs(  # lists the fields of its last base first
 
     @classmethod
     def add_cli_args(
-        cls, parser: argparse.ArgumentParser, **defaults: object
+        cls,
+        parser: argparse.ArgumentParser,
+        *,
+        without: Collection[str] = (),
+        **defaults: object,
     ) -> argparse.ArgumentParser:
         """Give a parser one option for each field, and hidden ones for vLLM's names.
 
         Args:
             parser: Parser of a command line.
+            without: Names of fields without effect in the command, which refuses their options.
             defaults: Defaults that differ for this parser, by the names of fields.
 
         Returns:
             The parser.
         """
-        add_arguments(parser, cls, defaults)
+        names = {option.name for option in fields(cls)}.difference(without)
+        add_arguments(parser, cls, defaults, names)
+        for name in sorted(without):
+            parser.add_argument(
+                flag_of(name), type=_refuse, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
         add_hidden_arguments(parser)
         return parser
 
@@ -152,6 +162,15 @@ class EngineArgs(  # lists the fields of its last base first
 
 
 EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
+
+
+def _refuse(text: str) -> NoReturn:
+    """Refuse a value on a command line.
+
+    Raises:
+        argparse.ArgumentTypeError: Always.
+    """
+    raise argparse.ArgumentTypeError(f"{text!r} has no effect in this command; leave it out")
 
 
 def takes_engine_options(init: Init) -> Init:

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pagedserve.checks as checks
 from pagedserve.config.options import option, parse_mapping
 from pagedserve.config.reasoning import ReasoningFormat
+
+# Options for default sampling parameters, without effect in a command that sets all parameters.
+DEFAULT_PARAMS: Final = frozenset({"generation_config", "override_generation_config"})
 
 
 @dataclass(frozen=True, kw_only=True)
