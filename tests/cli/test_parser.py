@@ -85,6 +85,12 @@ def test_a_misspelt_option_is_refused_with_the_nearest(argv: str, nearest: str) 
         make_parser().parse_args(argv.split())
 
 
+def test_batches_have_the_options_of_tool_calls() -> None:
+    argv = "run-batch -i a -o b smollm2 --no-generic-tool-calls --no-close-schemas"
+    _, server_args = read_args(make_parser().parse_args(argv.split()))
+    assert (server_args.generic_tool_calls, server_args.close_schemas) == (False, False)
+
+
 def test_the_engine_has_the_tags_of_the_reasoning_parser() -> None:
     own = '{"reasoning_start_str": "a", "reasoning_end_str": "b"}'
     expected = {

@@ -95,7 +95,7 @@ _OF_ANSWERS: Final = frozenset(
         *("served_model_name", "enable_prompt_tokens_details", "allow_unknown_fields"),
         *("lora_modules", "chat_template", "response_role", "tool_call_parser"),
         *("reasoning_parser", "trust_request_chat_template"),
-        *("tool_parser_plugin", "reasoning_parser_plugin"),
+        *("tool_parser_plugin", "reasoning_parser_plugin", "generic_tool_calls", "close_schemas"),
     }
 )
 
