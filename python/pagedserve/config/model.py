@@ -68,7 +68,7 @@ class ModelArgs:
     hf_token: str | None = option(
         None,
         _hf_token,
-        "Access token for hubs; True is the same as None.",
+        "Access token for hubs; in Python True is the same as None.",
         concern="model",
         unset="that of HF_TOKEN or hf auth login",
         converts=Literal[True],

@@ -45,7 +45,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = option(
         8,
         _num_drafts,
-        "Maximum number of draft tokens of a sequence per step.",
+        f"Maximum number of draft tokens of a sequence per step, from 1 to {MAX_DRAFTS}.",
         concern="speculative decoding",
     )
     prompt_lookup_min: int | None = option(

@@ -171,7 +171,7 @@ class SamplingOptions:
     ignore_eos: bool = parameter(
         False,
         checks.flag,
-        "Continue after the end-of-sequence token; not with structured_outputs.",
+        "Continue after the end-of-sequence token; without effect with structured_outputs.",
         concern="length",
     )
     max_tokens: OptionalInteger = parameter(
@@ -187,8 +187,8 @@ class SamplingOptions:
     min_tokens: Integer = parameter(
         0,
         own_checks.count(0, ", and at most max_tokens"),
-        "Minimum number of new tokens before an end-of-sequence or stop token; not with "
-        "structured_outputs.",
+        "Minimum number of new tokens before an end-of-sequence or stop token; without effect "
+        "with structured_outputs.",
         concern="length",
     )
     logprobs: OptionalInteger = parameter(
