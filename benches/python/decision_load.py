@@ -46,7 +46,8 @@ def save_qwen3(directory: Path) -> None:
     sizes = AutoConfig.from_pretrained(like).to_dict()
     torch.manual_seed(0)
     config = Qwen3Config(**{name: sizes[name] for name in SIZES}, tie_word_embeddings=True)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    # As Qwen3 is published.
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(directory)
     AutoTokenizer.from_pretrained(like).save_pretrained(directory)
 
 

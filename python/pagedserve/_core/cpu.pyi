@@ -71,8 +71,8 @@ class PackedWeights:
             section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
             "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
             the last are multiples of 64 features; sections share the scales of rows.
-        weight_dtype: Type of the weights in units: that of the rows, or "bfloat16" for rows of
-            float32.  None for that of the rows.
+        weight_dtype: Type of the weights in units: that of the rows, or any for rows of float32.
+            None for that of the rows.
 
     Raises:
         ``StepError``: Arguments that do not fit each other.

@@ -36,6 +36,8 @@ _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
 _BYTES: Final = "Q8_0"
 # Weights and bytes of a block of each storage.
 _SIZES: Final = {**STORAGES, **MADE_STORAGES}
+# Dtypes of storages of 16 bits.
+_HALVES: Final[dict[str, ComputeDtype]] = {"BF16": "bfloat16", "F16": "float16"}
 # Storages whose products are those of bytes.
 _AS_STORED: Final = BLOCK_FORMATS | MADE_STORAGES.keys()
 
@@ -259,9 +261,10 @@ def _sections(
 
 def _weight_dtype(tensors: Sequence[StoredTensor], dtype: ComputeDtype) -> ComputeDtype:
     """Dtype that holds the weights of a layer without loss, in as few bytes as products have."""
-    is_even = tensors[0].shape[1] % 2 == 0  # a unit is a pair
-    narrow = dtype == "float32" and is_even and all(t.storage == "BF16" for t in tensors)
-    return "bfloat16" if narrow else dtype
+    storages = {tensor.storage for tensor in tensors}
+    if dtype != "float32" or tensors[0].shape[1] % 2 or len(storages) > 1:  # a unit is a pair
+        return dtype
+    return _HALVES.get(storages.pop(), dtype)
 
 
 def _row_group(storage: str) -> int | None:

@@ -2,6 +2,8 @@
 #![expect(unsafe_code, reason = "loads and stores of a kernel, by kind of number")]
 #![expect(clippy::inline_always, reason = "must become part of a function with the instructions")]
 
+use std::marker::PhantomData;
+
 use crate::level::Float8;
 use crate::number::{BFloat16, Float16, Stored};
 use crate::vectors::Vectors;
@@ -54,10 +56,35 @@ pub(crate) trait Factor {
     unsafe fn accumulate<I: Vectors>(sum: I::V, units: *const u32, lanes: I::V) -> I::V;
 }
 
-/// Two float32, which are multiplied with a pair of bfloat16 in the order of the pair.
-pub(crate) struct Float32Pair;
+/// A stored number of 16 bits, of which pairs are units.
+pub(crate) trait Half: Stored {
+    /// The firsts and the seconds of the lanes' pairs, as float32.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `I`.
+    unsafe fn widen<I: Vectors>(pairs: I::V) -> (I::V, I::V);
+}
 
-impl Factor for Float32Pair {
+impl Half for BFloat16 {
+    #[inline(always)]
+    unsafe fn widen<I: Vectors>(pairs: I::V) -> (I::V, I::V) {
+        // SAFETY: the caller's promise.
+        unsafe { (I::first_of_pairs(pairs), I::second_of_pairs(pairs)) }
+    }
+}
+
+impl Half for Float16 {
+    #[inline(always)]
+    unsafe fn widen<I: Vectors>(pairs: I::V) -> (I::V, I::V) {
+        // SAFETY: the caller's promise.
+        unsafe { I::widen_pairs_f16(pairs) }
+    }
+}
+
+/// Two float32, which are multiplied with a pair of halves in the order of the pair.
+pub(crate) struct Float32Pair<H>(PhantomData<H>);
+
+impl<H: Half> Factor for Float32Pair<H> {
     const UNITS: usize = 2;
 
     #[inline(always)]
@@ -65,8 +92,9 @@ impl Factor for Float32Pair {
         let units = units.cast::<f32>();
         // SAFETY: the caller's promise.
         unsafe {
-            let sum = I::multiply_add(I::splat(*units), I::first_of_pairs(lanes), sum);
-            I::multiply_add(I::splat(*units.add(1)), I::second_of_pairs(lanes), sum)
+            let (first, second) = H::widen::<I>(lanes);
+            let sum = I::multiply_add(I::splat(*units), first, sum);
+            I::multiply_add(I::splat(*units.add(1)), second, sum)
         }
     }
 }

@@ -8,7 +8,9 @@
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::math::across;
-use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
+#[cfg(target_arch = "x86_64")]
+use crate::number::Stored;
+use crate::number::{BFloat16, DType, Float16, PANEL};
 use crate::team::Execution;
 use crate::vectors::{Kernel, Vectors};
 

@@ -42,9 +42,12 @@ pub unsafe fn gather(
                 (Panels::Units(units), dtype) if dtype == weights.weight_dtype => {
                     rows.write(row, units, |unit| unit);
                 }
-                (Panels::Units(units), _) => {
-                    rows.write(row, units, |unit| [unit << 16, unit & 0xffff_0000]);
-                }
+                (Panels::Units(units), _) => match weights.weight_dtype {
+                    DType::Float16 => rows.write(row, units, |unit| {
+                        [unit, unit >> 16].map(|bits| Float16::from_bits(bits).to_f32())
+                    }),
+                    _ => rows.write(row, units, |unit| [unit << 16, unit & 0xffff_0000]),
+                },
                 (Panels::Bytes(panels), dtype) => {
                     let numbers = panels.feature(weights.in_features, rows.feature(row));
                     match dtype {

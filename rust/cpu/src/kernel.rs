@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use crate::element::{Factor, Lane};
+use crate::element::{Factor, Half, Lane};
 use crate::number::PANEL;
 use crate::vectors::{Instructions, Kernel, Vectors};
 
@@ -315,14 +315,14 @@ unsafe fn values_tile<I: Vectors, E: Factor, L: Lane, const R: usize, const N: u
     }
 }
 
-/// Writes rows of pairs of bfloat16 as twice as many rows of float32: the firsts of a row of pairs,
+/// Writes rows of pairs of halves as twice as many rows of float32: the firsts of a row of pairs,
 /// then its seconds.
 ///
 /// # Safety
 /// The CPU has the instructions; there are `len` rows of `columns` pairs, a multiple of 16, and
 /// memory for twice as many numbers.
 #[inline(always)]
-pub(crate) unsafe fn unpack<I: Vectors>(
+pub(crate) unsafe fn unpack<I: Vectors, H: Half>(
     pairs: *const u32,
     len: usize,
     columns: usize,
@@ -334,8 +334,9 @@ pub(crate) unsafe fn unpack<I: Vectors>(
             unsafe {
                 let pairs = I::load(pairs.add(row * columns + column).cast());
                 let to = to.add(2 * row * columns + column);
-                I::store(I::first_of_pairs(pairs), to);
-                I::store(I::second_of_pairs(pairs), to.add(columns));
+                let (first, second) = H::widen::<I>(pairs);
+                I::store(first, to);
+                I::store(second, to.add(columns));
             }
         }
     }

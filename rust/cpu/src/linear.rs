@@ -3,14 +3,14 @@
 //! # Layout of packed weights
 //!
 //! `[N / 64][units of K][64]` units: the weights of 64 output features, a *panel*, lie side by side
-//! for each input feature (for each pair of bfloat16 weights).  N is rounded up to whole
+//! for each input feature (for each pair of 16-bit weights).  N is rounded up to whole
 //! panels, the rest is zero.  A kernel multiplies each unit of up to six rows with four vectors of
 //! a panel's weights; the 24 sums stay in registers.  (The blocking is that of Goto and
 //! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", section 4, without the
 //! packing of the rows, which are few.)
 //!
-//! Rows of float32 may have weights of bfloat16, which become float32 in registers, for many rows a
-//! block at a time; [`amx`] multiplies them in parts.
+//! Rows of float32 may have weights of 16 bits, which become float32 in registers, for many rows a
+//! block at a time; [`amx`] multiplies parts of them with bfloat16.
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
@@ -41,7 +41,7 @@ use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
 use crate::bytes::sum_panel_by_amx;
 use crate::bytes::{BytePanels, ByteRows, Part, quantise_rows, sum_panel};
-use crate::element::{Element, Factor, Float32Pair, Lane};
+use crate::element::{Element, Factor, Float32Pair, Half, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::isa::InstructionSet;
@@ -172,6 +172,7 @@ pub unsafe fn linear(
         num_rows,
         input,
         rows,
+        #[cfg(target_arch = "x86_64")]
         parts: 1,
         bytes: None,
         output,
@@ -239,6 +240,7 @@ struct Product<'a> {
     /// Type of the input.
     rows: DType,
     /// Parts of a row of the input, whose numbers are their sums.
+    #[cfg(target_arch = "x86_64")]
     parts: usize,
     /// The input once it is quantised.
     bytes: Option<ByteRows>,
@@ -370,13 +372,11 @@ impl Kernel for Item<'_> {
                 (Panels::Units(units), DType::Float32, _) => {
                     product.multiply::<I, f32, _>(units, item, sums);
                 }
-                (Panels::Units(units), DType::BFloat16, DType::Float32)
-                    if product.rows_of(item).2 <= I::MAX_ROWS =>
-                {
-                    product.multiply::<I, Float32Pair, _>(units, item, sums);
-                }
                 (Panels::Units(units), DType::BFloat16, DType::Float32) => {
-                    product.multiply_unpacked::<I>(units, item, sums);
+                    product.multiply_halves::<I, BFloat16>(units, item, sums);
+                }
+                (Panels::Units(units), DType::Float16, DType::Float32) => {
+                    product.multiply_halves::<I, Float16>(units, item, sums);
                 }
                 #[cfg(target_arch = "x86_64")]
                 (Panels::Units(units), DType::BFloat16, _) if product.amx_rows.is_some() => {
@@ -447,21 +447,26 @@ impl Product<'_> {
         unsafe { self.sum::<I, E, L>(segment, item, sums) };
     }
 
-    /// Sums of an item of float32 rows with pairs of bfloat16, widened a block at a time.
+    /// Sums of an item of float32 rows with pairs of `H`, of more than a few rows widened a block at
+    /// a time.
     #[inline(always)]
-    unsafe fn multiply_unpacked<I: Instructions>(
+    unsafe fn multiply_halves<I: Instructions, H: Half>(
         &self,
         panels: &[u32],
         item: usize,
         sums: *mut f32,
     ) {
+        if self.rows_of(item).2 <= I::MAX_ROWS {
+            // SAFETY: the caller's promise.
+            return unsafe { self.multiply::<I, Float32Pair<H>, _>(panels, item, sums) };
+        }
         let depth = self.weights.depth();
         let mut scratch = BLOCK.take();
         let [block] = pieces(&mut scratch, [2 * BLOCK_UNITS * PANEL_FEATURES]);
         let segment = |panel: usize, start: usize, len: usize| {
             let pairs = panels.as_ptr().wrapping_add((panel * depth + start) * PANEL_FEATURES);
             // SAFETY: the panel has these pairs, and the block is as large as two of each.
-            unsafe { unpack::<I>(pairs, len, PANEL_FEATURES, block) };
+            unsafe { unpack::<I, H>(pairs, len, PANEL_FEATURES, block) };
             let values = block.cast_const().cast::<u32>();
             Segment { values, weight: 2 * start, len: 2 * len, ahead: values }
         };

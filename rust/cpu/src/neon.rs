@@ -43,6 +43,18 @@ unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
     numbers
 }
 
+/// The firsts of four pairs of float16.
+#[inline(always)]
+unsafe fn first_f16(pairs: float32x4_t) -> float32x4_t {
+    unsafe { widen_f16(vmovn_u32(vreinterpretq_u32_f32(pairs))) }
+}
+
+/// The seconds of four pairs of float16.
+#[inline(always)]
+unsafe fn second_f16(pairs: float32x4_t) -> float32x4_t {
+    unsafe { widen_f16(vshrn_n_u32::<16>(vreinterpretq_u32_f32(pairs))) }
+}
+
 /// Four float32 as the nearest float16, ties to even.
 #[inline(always)]
 unsafe fn narrow_f16(numbers: float32x4_t) -> uint16x4_t {
@@ -177,13 +189,16 @@ impl Vectors for Neon {
     }
 
     #[inline(always)]
+    unsafe fn widen_pairs_f16(pairs: Self::V) -> (Self::V, Self::V) {
+        unsafe { (quarters!(first_f16, pairs), quarters!(second_f16, pairs)) }
+    }
+
+    #[inline(always)]
     unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
         unsafe {
             let pair = widen_f16(vreinterpret_u16_u32(vdup_n_u32(pair.read_unaligned())));
             let dot = |sum, pairs| {
-                let pairs = vreinterpretq_u32_f32(pairs);
-                let first = widen_f16(vmovn_u32(pairs));
-                let second = widen_f16(vshrn_n_u32::<16>(pairs));
+                let (first, second) = (first_f16(pairs), second_f16(pairs));
                 vfmaq_laneq_f32::<1>(vfmaq_laneq_f32::<0>(sum, first, pair), second, pair)
             };
             quarters!(dot, sum, pairs)

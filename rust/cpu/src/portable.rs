@@ -99,6 +99,12 @@ impl Vectors for Portable {
     }
 
     #[inline(always)]
+    unsafe fn widen_pairs_f16(pairs: V) -> (V, V) {
+        let half = |bits: u32| Float16::from_bits(bits).to_f32();
+        (pairs.map(|pair| half(pair.to_bits())), pairs.map(|pair| half(pair.to_bits() >> 16)))
+    }
+
+    #[inline(always)]
     unsafe fn dot_pairs_f16(sum: V, pair: *const u32, pairs: V) -> V {
         // SAFETY: the caller's promise.
         let pair = unsafe { pair.read() };

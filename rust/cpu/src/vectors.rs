@@ -81,6 +81,8 @@ pub(crate) trait Vectors {
     unsafe fn first_of_pairs(pairs: Self::V) -> Self::V;
     /// The second of each lane's pair of bfloat16, as float32.
     unsafe fn second_of_pairs(pairs: Self::V) -> Self::V;
+    /// The firsts and the seconds of the lanes' pairs of float16, as float32.
+    unsafe fn widen_pairs_f16(pairs: Self::V) -> (Self::V, Self::V);
     /// Adds the dot product of the pair of bfloat16 at `pair` with each lane's pair.
     #[inline(always)]
     unsafe fn dot_pairs(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {

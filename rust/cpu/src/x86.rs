@@ -226,9 +226,8 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     }
 
     #[inline(always)]
-    unsafe fn dot_pairs_f16(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
+    unsafe fn widen_pairs_f16(pairs: __m512) -> (__m512, __m512) {
         unsafe {
-            let pair = pair_f16(pair);
             // The first of all pairs, then the second.
             let order = _mm512_set_epi16(
                 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20,
@@ -236,7 +235,15 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
             );
             let pairs = _mm512_permutexvar_epi16(order, _mm512_castps_si512(pairs));
             let first = _mm512_cvtph_ps(_mm512_castsi512_si256(pairs));
-            let second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(pairs));
+            (first, _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(pairs)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs_f16(sum: __m512, pair: *const u32, pairs: __m512) -> __m512 {
+        unsafe {
+            let pair = pair_f16(pair);
+            let (first, second) = Self::widen_pairs_f16(pairs);
             let low = _mm512_fmadd_ps(_mm512_broadcastss_ps(pair), first, sum);
             _mm512_fmadd_ps(_mm512_broadcastss_ps(_mm_movehdup_ps(pair)), second, low)
         }
@@ -386,15 +393,22 @@ impl Vectors for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn widen_pairs_f16(pairs: Self::V) -> (Self::V, Self::V) {
+        unsafe {
+            let (first, second) = (widen_half_f16(pairs.0), widen_half_f16(pairs.1));
+            ((first.0, second.0), (first.1, second.1))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dot_pairs_f16(sum: Self::V, pair: *const u32, pairs: Self::V) -> Self::V {
         unsafe {
             let pair = pair_f16(pair);
             let first = _mm256_broadcastss_ps(pair);
             let second = _mm256_broadcastss_ps(_mm_movehdup_ps(pair));
-            (
-                dot_half_f16(sum.0, (first, second), pairs.0),
-                dot_half_f16(sum.1, (first, second), pairs.1),
-            )
+            let (firsts, seconds) = Self::widen_pairs_f16(pairs);
+            let low = Self::multiply_add((first, first), firsts, sum);
+            Self::multiply_add((second, second), seconds, low)
         }
     }
 
@@ -408,7 +422,7 @@ impl Vectors for Avx2 {
 }
 
 #[inline(always)]
-unsafe fn dot_half_f16(sum: __m256, (first, second): (__m256, __m256), pairs: __m256) -> __m256 {
+unsafe fn widen_half_f16(pairs: __m256) -> (__m256, __m256) {
     unsafe {
         // In each half of the register the first of all pairs, then the second; then in the whole.
         let order = _mm256_broadcastsi128_si256(_mm_set_epi8(
@@ -416,7 +430,7 @@ unsafe fn dot_half_f16(sum: __m256, (first, second): (__m256, __m256), pairs: __
         ));
         let pairs = _mm256_shuffle_epi8(_mm256_castps_si256(pairs), order);
         let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
-        let low = _mm256_fmadd_ps(first, _mm256_cvtph_ps(_mm256_castsi256_si128(pairs)), sum);
-        _mm256_fmadd_ps(second, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(pairs)), low)
+        let first = _mm256_cvtph_ps(_mm256_castsi256_si128(pairs));
+        (first, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(pairs)))
     }
 }

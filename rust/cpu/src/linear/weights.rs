@@ -26,7 +26,7 @@ pub enum Panels<'a> {
 pub struct Weights<'a> {
     /// Type of the input.
     pub dtype: DType,
-    /// Type of weights in units: that of the input, or bfloat16 for one of float32.
+    /// Type of weights in units: that of the input, or any for one of float32.
     pub weight_dtype: DType,
     /// Number of input features, K; a multiple of the elements of either type in 32 bits.
     pub in_features: usize,
@@ -71,10 +71,9 @@ impl Weights<'_> {
             )));
         }
         let Self { dtype, weight_dtype, in_features, .. } = *self;
-        if weight_dtype != dtype && (dtype, weight_dtype) != (DType::Float32, DType::BFloat16) {
+        if ![weight_dtype, DType::Float32].contains(&dtype) {
             return Err(Error(format!(
-                "weight_dtype must be {dtype:?}, that of the rows, or BFloat16 for Float32; got \
-                 {weight_dtype:?}"
+                "weight_dtype must be {dtype:?}, that of the rows; got {weight_dtype:?}"
             )));
         }
         for dtype in [dtype, weight_dtype] {

@@ -164,6 +164,7 @@ fn products_touch_nothing_past_the_end() {
         (DType::Float32, DType::Float32),
         (DType::BFloat16, DType::BFloat16),
         (DType::Float32, DType::BFloat16),
+        (DType::Float32, DType::Float16),
     ] {
         for (num_rows, depth, num_features) in
             [(1, 2, 1), (7, 34, 64), (25, 18, 70), (3, 2100, 130), (530, 6, 3)]

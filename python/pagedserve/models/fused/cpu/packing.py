@@ -8,7 +8,7 @@ becomes the nearest multiple of it, so its error is at most half a scale (Wu et 
 Quantization for Deep Learning Inference", section 3.1, symmetric).  Activations, sums and biases
 are not quantized.
 
-Float32 weights that are those of a bfloat16 file are packed as bfloat16, which loses nothing.
+Float32 weights that are those of a 16-bit file are packed in 16 bits, which loses nothing.
 """
 
 from typing import Any, Final, NamedTuple
@@ -106,11 +106,13 @@ def pack(
 
 
 def _narrowest(weight: Tensor) -> Tensor:
-    """Weights ``[N, K]``, in bfloat16 if they are of float32 and all of them are such numbers."""
+    """Weights ``[N, K]``, those of float32 in 16 bits if all of them are such numbers."""
     if weight.dtype != torch.float32 or weight.shape[1] % 2:  # a unit is a pair
         return weight
-    is_narrow = all(rows.bfloat16().float().equal(rows) for rows in weight.split(_ROWS_AT_ONCE))
-    return weight.bfloat16() if is_narrow else weight
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(rows.to(dtype).float().equal(rows) for rows in weight.split(_ROWS_AT_ONCE)):
+            return weight.to(dtype)
+    return weight
 
 
 def _int8_panels(
