@@ -65,6 +65,19 @@ def test_pieces_of_random_ids_join_to_the_whole(
 
 
 @PROPERTY
+@given(data=st.data())
+def test_the_text_of_tokens_at_once_is_that_of_each_alone(
+    toy_tokenizer: PreTrainedTokenizerBase, data: st.DataObject
+) -> None:
+    token_ids = data.draw(token_ids_of(toy_tokenizer))
+    at_once = alone = Detokenizer(toy_tokenizer).stream()
+    at_once = at_once.advanced(token_ids)
+    for token_id in token_ids:
+        alone = alone.advanced([token_id])
+    assert at_once.text == alone.text
+
+
+@PROPERTY
 @given(text=st.text(max_size=60))
 def test_pieces_of_random_text_join_to_the_whole_and_none_is_half_a_character(
     real_tokenizer: PreTrainedTokenizerBase, text: str

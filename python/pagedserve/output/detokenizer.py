@@ -4,7 +4,9 @@ Invariants:
 
 1. The text of a ``TextStream`` and its rest, joined, equal ``Detokenizer.decode`` of all its
    tokens, however they were split over calls.
-2. Text of a stream is final: no later token changes it, and it ends at a character boundary.
+2. Text of a stream is final: no later token changes it, and it ends at a character boundary.  It
+   too depends on the tokens only: an engine that gets them at once has the text of another that
+   got them one by one.
 3. A stream is a value: taking tokens creates a new one, so a forked sequence shares its parent's
    stream and a step can be processed before it is recorded.
 
@@ -224,9 +226,9 @@ class _ByteStream(TextStream):
 class _WindowStream(TextStream):
     """Decodes ``settled + pending`` and takes the text after that of ``settled``.
 
-    ``settled`` ends in a token that later ones cannot change, and whose text is visible, because
-    decoders strip the space at the start of a text.  Neither holds a token without text: such a
-    token ends no run of bytes, and any number of them costs nothing.
+    ``settled`` ends in the last token that later ones cannot change, and whose text is visible,
+    because decoders strip the space at the start of a text.  Neither holds a token without text:
+    such a token ends no run of bytes, and any number of them costs nothing.
     """
 
     vocabulary: _Vocabulary
@@ -237,10 +239,15 @@ class _WindowStream(TextStream):
         new = self.vocabulary.audible(token_ids)
         num_tokens = self.num_tokens + len(token_ids)
         taken = replace(self, num_tokens=num_tokens, pending=(*self.pending, *new))
-        piece = "" if taken.ends_in_byte() else taken.rest()
-        if not piece or piece.endswith(_REPLACEMENT):
-            return taken
-        return replace(taken, text=self.text + piece, settled=taken.pending, pending=())
+        for end in range(len(taken.pending), len(self.pending), -1):
+            window = replace(taken, pending=taken.pending[:end])
+            piece = "" if window.ends_in_byte() else window.rest()
+            if piece and not piece.endswith(_REPLACEMENT):
+                later = taken.pending[end:]
+                return replace(
+                    window, text=self.text + piece, settled=window.pending, pending=later
+                )
+        return taken
 
     def rest(self) -> str:
         if not self.pending:
