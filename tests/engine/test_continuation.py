@@ -152,3 +152,15 @@ def test_a_stop_string_among_them_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="has the stop string 'upon'"):
         engine.add_request("a", PROMPT, SamplingParams(stop="upon"), output_token_ids=given)
     assert not engine.has_unfinished_requests()
+
+
+def test_a_stop_string_among_the_first_min_tokens_is_text(formula: Any) -> None:
+    engine = formula.engine()
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompt: Any = {"prompt_token_ids": [1, 2, 3]}
+    engine.add_request("a", prompt, params)
+    whole = formula.finish(engine)["a"].outputs[0]
+    params.stop, params.min_tokens = (engine.tokenizer.decode(whole.token_ids[2:4]),), 6
+    engine.add_request("b", prompt, params, output_token_ids=whole.token_ids[:8])
+    assert formula.finish(engine)["b"].outputs[0].text == whole.text
+    formula.check_idle(engine)

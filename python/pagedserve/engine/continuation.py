@@ -47,7 +47,8 @@ def continue_behind(
     if sequence.logprobs is not None:
         sequence.logprobs.extend([None] * len(given))
     if sequence.text is not None:
-        before, sequence.text = sequence.text, sequence.text.advanced(given)
+        before = sequence.text.advanced(given[: rule.min_tokens])  # where no string counts
+        sequence.text = before.advanced(given[rule.min_tokens :])
         if (match := find_stop(rule, before, sequence.text, len(given))) is not None:
             raise RequestError(f"{_NAME} has the stop string {match.string!r}, which ends the text")
     if request.output_kind is RequestOutputKind.DELTA:
