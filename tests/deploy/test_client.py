@@ -1,19 +1,25 @@
-"""``ReplicatedEngine`` without a cluster: state requests and aborts."""
+"""``ReplicatedEngine`` without a cluster: state requests, aborts, and requests on replicas."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pagedserve import RequestOutputKind, SamplingParams
+from pagedserve import EngineArgs, RequestOutputKind, SamplingParams
 from pagedserve.errors import EngineDeadError
 from pagedserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from tests.support.formula import FormulaModel
+
+PROMPT: Any = {"prompt_token_ids": [1, 2, 3]}
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"  # of pydantic, about Ray Serve
+)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, about Ray Serve
 def test_health_checks_of_one_moment_start_one_watch() -> None:
     pytest.importorskip("ray", reason="ray is not installed")
     from pagedserve.deploy.client import ReplicatedEngine
@@ -105,7 +111,6 @@ def output_of(*choices: tuple[int, str, Any], finished: bool = False) -> Request
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, about Ray Serve
 @pytest.mark.parametrize("answers_abort", [True, False])
 def test_an_abort_ends_each_choice_once(
     monkeypatch: pytest.MonkeyPatch, *, answers_abort: bool
@@ -135,3 +140,91 @@ def test_an_abort_ends_each_choice_once(
         return ends
 
     assert asyncio.run(read()) == [(0, "stop"), (1, "abort"), (2, "abort")]
+
+
+class Handle:
+    """A handle of replicas in this process, which take requests in turn.
+
+    Attributes:
+        requests: Requests so far.
+        num_given: Outputs after which a replica dies, by the number of the request.
+    """
+
+    def __init__(self, *replicas: Any) -> None:
+        self._replicas = replicas
+        self.requests: list[Any] = []
+        self.num_given: dict[int, int] = {}
+
+    def options(self, **options: object) -> Any:
+        del options
+        return SimpleNamespace(generate=SimpleNamespace(remote=self._said))
+
+    def _said(self, request: Any) -> Any:
+        number = len(self.requests)
+        self.requests.append(request)
+        replica = self._replicas[number % len(self._replicas)]
+        return Said(self._outputs(replica.generate(request), self.num_given.get(number)))
+
+    async def _outputs(
+        self, outputs: AsyncGenerator[RequestOutput | None, None], num_given: int | None
+    ) -> AsyncGenerator[RequestOutput | None, None]:
+        from ray.exceptions import RayActorError
+
+        async for output in outputs:
+            if num_given == 0:
+                await outputs.aclose()
+                raise RayActorError
+            if output is not None and num_given is not None:
+                num_given -= 1
+            yield output
+
+
+Replicated = Callable[[], tuple[Any, Handle]]
+
+
+@pytest.fixture
+def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicated]:
+    """Makes engines of two replicas, each with its handle."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    from pagedserve.deploy import client, replica
+
+    monkeypatch.setattr(replica, "LLMEngine", lambda _, **__: FormulaModel().engine())
+    made = []
+
+    def make() -> tuple[Any, Handle]:
+        replicas = [replica.Replica(EngineArgs(model="formula"), 60.0) for _ in range(2)]
+        handle = Handle(*replicas)
+        deployed: Any = SimpleNamespace(handle=handle)
+        engine = client.ReplicatedEngine(lambda: deployed, lambda: None)
+        engine.wait_until_ready()
+        made.append(engine)
+        return engine, handle
+
+    yield make
+    for engine in made:
+        engine.shutdown()
+
+
+async def tokens_of(engine: Any, request_id: str, params: SamplingParams) -> list[int]:
+    """The tokens of a request's deltas."""
+    outputs = [output async for output in engine.generate(PROMPT, params, request_id)]
+    return [token for output in outputs for token in output.outputs[0].token_ids]
+
+
+DRAWN = SamplingParams(
+    temperature=1.0, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+)
+
+
+async def two_of(engine: Any) -> list[list[int]]:
+    return [await tokens_of(engine, name, DRAWN) for name in ("a", "b")]
+
+
+def test_requests_without_a_seed_have_their_random_numbers(replicated: Replicated) -> None:
+    engine, _ = replicated()
+    expected = asyncio.run(two_of(engine))
+    assert expected[0] != expected[1], "replicas draw differently"
+    engine, handle = replicated()
+    handle.num_given = {1: 0}
+    assert asyncio.run(two_of(engine)) == expected, "as if no replica had died"
+    assert len(handle.requests) == 3

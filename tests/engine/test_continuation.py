@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pagedserve import LLM, LLMEngine, RequestError, RequestOutput, SamplingParams
+from pagedserve.engine.row_sampler import DrawKey
 from pagedserve.inputs.prompts import parse_prompt
 from pagedserve.sampling_params import RequestOutputKind
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
@@ -79,7 +80,7 @@ def test_one_of_several_texts_goes_on_by_itself(llm: LLM, cut: int) -> None:
     prompt = parse_prompt(PROMPT, "the prompt")
     for choice, tokens in enumerate(wanted):
         request = engine.input_processor.process(
-            str(choice), prompt, single, output_token_ids=tokens[:cut], choice=choice
+            str(choice), prompt, single, output_token_ids=tokens[:cut], draws=DrawKey(choice=choice)
         )
         engine.add(request)
     found: dict[str, list[int]] = {}

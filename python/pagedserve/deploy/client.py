@@ -1,7 +1,7 @@
 """``ReplicatedEngine``: several replicas with the interface of one engine.
 
 A request is sent to one replica.  If that dies, another continues after the tokens received so far:
-the stream stays complete, with the same tokens if it is greedy or seeded.
+the stream stays complete, with the tokens that would have followed.
 
 Invariants:
 
@@ -11,6 +11,7 @@ Invariants:
 """
 
 import asyncio
+import itertools
 import math
 import threading
 import time
@@ -27,6 +28,7 @@ from ray.serve.handle import DeploymentHandle
 from pagedserve.deploy.affinity import prefix_keys
 from pagedserve.deploy.progress import Progress, merged
 from pagedserve.deploy.replica import Replica, ReplicaFacts, ReplicaRequest, ReplicaState
+from pagedserve.engine.row_sampler import DrawKey
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.errors import EngineDeadError, RequestError
 from pagedserve.executor.protocol import ModelInfo
@@ -92,6 +94,8 @@ class ReplicatedEngine:
         self._is_ready = threading.Event()
         self._is_stopped = False
         self._streams: dict[str, _Stream] = {}
+        # Not those of the replicas: all have the same seed, and count from 0.
+        self._numbers = itertools.count()
         # Replicas that answered the last state request, and the time of it.
         self._replicas: dict[str, EngineSnapshot] = {}
         self._answered = -math.inf
@@ -171,6 +175,7 @@ class ReplicatedEngine:
             priority=priority,
             arrival_time=arrival_time,
             output_token_ids=tuple(output_token_ids),
+            draws=DrawKey(next(self._numbers)),
         )
         stream = self._streams[request_id] = _Stream()
         try:

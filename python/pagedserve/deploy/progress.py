@@ -65,7 +65,8 @@ def _text(request: ReplicaRequest, params: SamplingParams, index: int) -> Replic
     params = params.clone()
     params.n, params.best_of = 1, None
     request_id = f"{request.request_id}-{index}"
-    return replace(request, params=params, request_id=request_id, choice=index)
+    draws = request.draws._replace(choice=index)
+    return replace(request, params=params, request_id=request_id, draws=draws)
 
 
 async def merged(

@@ -14,6 +14,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.defaults import server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
+from pagedserve.engine.row_sampler import OWN_DRAWS, DrawKey
 from pagedserve.engine.stats import EngineSnapshot
 from pagedserve.errors import EngineDeadError
 from pagedserve.executor.protocol import ModelInfo
@@ -36,6 +37,8 @@ class ReplicaRequest:
     Attributes:
         keys: Hashes of its prompt's prefixes (`pagedserve.deploy.affinity.prefix_keys`).
         prompt: As in ``AsyncLLMEngine.generate``, like the other fields.
+        draws: Selects the random numbers; its number is the server's, since all replicas have the
+            same seed.
     """
 
     keys: tuple[int, ...]
@@ -46,7 +49,7 @@ class ReplicaRequest:
     priority: int
     arrival_time: float | None
     output_token_ids: tuple[int, ...] = ()
-    choice: int = 0
+    draws: DrawKey = OWN_DRAWS
 
 
 class ReplicaFacts(NamedTuple):
@@ -118,7 +121,7 @@ class Replica:
             priority=request.priority,
             arrival_time=request.arrival_time,
             output_token_ids=request.output_token_ids,
-            choice=request.choice,
+            draws=request.draws,
         )
         async with aclosing(outputs):
             try:

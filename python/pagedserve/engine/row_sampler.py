@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,33 @@ _ROW_PARAMETERS: Final = [field.name for field in fields(RowSampling) if field.n
 _UNEDITED: Final = {
     field.name: field.default for field in fields(LogitsEdits) if field.name in PARAMETERS
 }
+
+
+class DrawKey(NamedTuple):
+    """Selects the random numbers of a request.
+
+    Attributes:
+        number: Number of the request, used if it has no seed; None is its number in the engine.
+        choice: Index of its first completion, above 0 where one of several resumes.
+    """
+
+    number: int | None = None
+    choice: int = 0
+
+    def key(self, seed: int | None, engine_seed: int, number: int) -> tuple[int, ...]:
+        """Key of the request's random numbers; each sequence adds its index.
+
+        Args:
+            seed: Seed of the request.
+            engine_seed: Seed of the engine.
+            number: Number of the request in the engine.
+        """
+        if seed is not None:
+            return 0, seed  # the first number separates the two kinds of keys
+        return 1, engine_seed, number if self.number is None else self.number
+
+
+OWN_DRAWS: Final = DrawKey()
 
 
 class UniformStream:
