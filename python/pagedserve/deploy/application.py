@@ -125,14 +125,14 @@ def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: floa
 
 
 def _connect(address: str | None) -> None:
-    """Connect to a cluster, or start one on this machine.
+    """Connect to a cluster; without an address start one on this machine, whatever runs there.
 
     Raises:
         ConfigError: There is no cluster at the address.
     """
     try:
         ray.init(
-            address=address,
+            address=address or "local",
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.WARNING,
