@@ -108,6 +108,7 @@ class Replica:
                 yield await first
             finally:
                 first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
             async for output in outputs:
                 yield output
 
