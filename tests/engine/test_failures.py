@@ -143,6 +143,23 @@ def test_a_model_that_breaks_the_step_protocol_leaves_the_engine_usable(
     assert answers(formula.finish(engine)) == undisturbed
 
 
+def test_a_restart_empties_the_prefix_cache_under_a_step_launched_ahead(
+    formula: FormulaModel,
+) -> None:
+    engine = formula.engine(async_scheduling=True, enable_prefix_caching=True, block_size=4)
+    prompt: TokensPrompt = {"prompt_token_ids": list(range(12))}
+    engine.add_request("a", prompt, GREEDY)
+    engine.step()
+    assert engine.stats.num_async_steps == 1
+    (output,) = engine.restart()
+    assert output.outputs[0].finish_reason == "error"
+    engine.add_request("b", prompt, GREEDY)
+    found = formula.finish(engine)["b"]
+    assert found.num_cached_tokens == 0
+    assert list(found.outputs[0].token_ids) == formula.greedy(range(12), 6)
+    formula.check_idle(engine)
+
+
 def test_requests_aborted_after_a_failure_leave_nothing(formula: FormulaModel, way: Way) -> None:
     engine = way.engine(formula)
     formula.executor(engine).before_sampling = FailOnce(2, RuntimeError("no"))

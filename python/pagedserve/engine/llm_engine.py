@@ -397,7 +397,8 @@ class LLMEngine(ModelOwner):
         why = EngineDeadError("the engine was restarted")
         outputs = self._loop.end_failed(why, all_requests=True)
         self.model_executor.restart()
-        self._scheduler.reset_prefix_cache()
+        if not self._scheduler.reset_prefix_cache():
+            raise InvariantError("KV blocks are in use though every request has ended")
         return outputs
 
     def shutdown(self) -> None:

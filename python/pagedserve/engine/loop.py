@@ -148,6 +148,8 @@ class EngineLoop:
     def end_failed(self, error: Exception, *, all_requests: bool) -> list[RequestOutput]:
         """End the requests of failed steps, or all; see ``LLMEngine.end_failed``."""
         finish = Finish("error", f"its steps failed: {type(error).__name__}: {error}")
+        if all_requests:
+            self._roll_back()  # a step that was launched ahead would keep its blocks
         with sigint_deferred():
             failed = [] if all_requests else self.failed
             for request in failed or list(self._requests):
