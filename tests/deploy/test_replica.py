@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +54,17 @@ def test_a_client_may_disconnect_before_the_first_token(
         may_run.set()
         served._engine.shutdown()
     formula.check_idle(engine)
+
+
+def test_each_replica_has_its_decision_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pagedserve.deploy import replica
+
+    monkeypatch.setattr(
+        replica,
+        "LLMEngine",
+        lambda args, **_: FormulaModel().engine(decision_log=args.decision_log),
+    )
+    args = EngineArgs(model="formula", decision_log=str(tmp_path / "new" / "decisions"))
+    for served in [replica.Replica(args, 60.0) for _ in range(2)]:
+        served._engine.shutdown()
+    assert len(list((tmp_path / "new" / "decisions").iterdir())) == 2

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from ray import serve
@@ -85,7 +86,13 @@ class Replica:
         Args:
             args: Options of the engine.
             stall_timeout: As in ``AsyncLLMEngine``.
+
+        Raises:
+            OSError: The directory of the decision log cannot be made.
         """
+        if args.decision_log is not None:
+            # Here, on its machine.  A file would be that of all replicas.
+            Path(args.decision_log).mkdir(parents=True, exist_ok=True)
         self._engine = AsyncLLMEngine(
             lambda: LLMEngine(args, choose=server_defaults), stall_timeout=stall_timeout
         )
