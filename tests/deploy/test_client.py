@@ -148,12 +148,15 @@ class Handle:
     Attributes:
         requests: Requests so far.
         num_given: Outputs after which a replica dies, by the number of the request.
+        is_connected: Whether the requests of such a replica end.
     """
 
     def __init__(self, *replicas: Any) -> None:
         self._replicas = replicas
         self.requests: list[Any] = []
         self.num_given: dict[int, int] = {}
+        self.is_connected = True
+        self._left: list[object] = []
 
     def options(self, **options: object) -> Any:
         del options
@@ -172,27 +175,30 @@ class Handle:
 
         async for output in outputs:
             if num_given == 0:
-                await outputs.aclose()
+                if self.is_connected:
+                    await outputs.aclose()
+                self._left.append(outputs)
                 raise RayActorError
             if output is not None and num_given is not None:
                 num_given -= 1
             yield output
 
 
-Replicated = Callable[[], tuple[Any, Handle]]
+Replicated = Callable[..., tuple[Any, Handle]]
 
 
 @pytest.fixture
 def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicated]:
-    """Makes engines of two replicas, each with its handle."""
+    """Makes engines of replicas, each with its handle."""
     pytest.importorskip("ray", reason="ray is not installed")
     from pagedserve.deploy import client, replica
 
     monkeypatch.setattr(replica, "LLMEngine", lambda _, **__: FormulaModel().engine())
     made = []
 
-    def make() -> tuple[Any, Handle]:
-        replicas = [replica.Replica(EngineArgs(model="formula"), 60.0) for _ in range(2)]
+    def make(num_replicas: int = 2) -> tuple[Any, Handle]:
+        args = EngineArgs(model="formula")
+        replicas = [replica.Replica(args, 60.0) for _ in range(num_replicas)]
         handle = Handle(*replicas)
         deployed: Any = SimpleNamespace(handle=handle)
         engine = client.ReplicatedEngine(lambda: deployed, lambda: None)
@@ -208,6 +214,7 @@ def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicated]:
 async def tokens_of(engine: Any, request_id: str, params: SamplingParams) -> list[int]:
     """The tokens of a request's deltas."""
     outputs = [output async for output in engine.generate(PROMPT, params, request_id)]
+    assert {output.request_id for output in outputs} == {request_id}
     return [token for output in outputs for token in output.outputs[0].token_ids]
 
 
@@ -228,3 +235,11 @@ def test_requests_without_a_seed_have_their_random_numbers(replicated: Replicate
     handle.num_given = {1: 0}
     assert asyncio.run(two_of(engine)) == expected, "as if no replica had died"
     assert len(handle.requests) == 3
+
+
+def test_a_request_is_sent_again_to_a_replica_that_still_has_it(replicated: Replicated) -> None:
+    engine, handle = replicated(num_replicas=1)
+    handle.num_given, handle.is_connected = {0: 0}, False
+    tokens = asyncio.run(tokens_of(engine, "a", DRAWN))
+    assert len(tokens) == 24
+    assert len({request.request_id for request in handle.requests}) == 2

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -70,9 +70,16 @@ class Deployed:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """An unfinished request."""
+    """An unfinished request.
+
+    Attributes:
+        has_begun: Whether a step has processed a part of it.
+        num_sent: Number of times that it or a part of it was sent to a replica.
+        aborted: Set once it is aborted.
+    """
 
     has_begun: bool = False
+    num_sent: int = 0
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -221,8 +228,12 @@ class ReplicatedEngine:
         self, request: ReplicaRequest, stream: _Stream, unfinished: AbstractSet[int]
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one replica; raises the exceptions of the replica."""
-        said: Any = self._here.handle.options(stream=True).generate.remote(request)
-        aborting = asyncio.ensure_future(self._abort(request.request_id, stream))
+        sent = request
+        if stream.num_sent:  # the last replica may only have been unreachable, and get it again
+            sent = replace(request, request_id=f"{request.request_id}~{stream.num_sent}")
+        stream.num_sent += 1
+        said: Any = self._here.handle.options(stream=True).generate.remote(sent)
+        aborting = asyncio.ensure_future(self._abort(sent.request_id, stream))
         coming: asyncio.Future[RequestOutput | None] | None = None
         try:
             while True:
@@ -234,6 +245,7 @@ class ReplicatedEngine:
                 output = await coming
                 stream.has_begun = True
                 if output is not None:
+                    output.request_id = request.request_id
                     yield output
         except StopAsyncIteration:
             return
