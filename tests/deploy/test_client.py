@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pagedserve import EngineArgs, RequestOutputKind, SamplingParams
-from pagedserve.errors import EngineDeadError
+from pagedserve.errors import EngineDeadError, RequestError
+from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from tests.support.formula import FormulaModel
 
@@ -243,3 +244,33 @@ def test_a_request_is_sent_again_to_a_replica_that_still_has_it(replicated: Repl
     tokens = asyncio.run(tokens_of(engine, "a", DRAWN))
     assert len(tokens) == 24
     assert len({request.request_id for request in handle.requests}) == 2
+
+
+def test_calls_of_all_replicas_ignore_those_that_died(
+    replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, handle = replicated(num_replicas=1)
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+    task_error: Any = RayTaskError
+    found: dict[str, list[Any]] = {}
+    called = []
+
+    def broadcast(method: str, *given: object) -> Any:
+        called.append((method, *given))
+        return SimpleNamespace(results=lambda **_: found[method])
+
+    monkeypatch.setattr(handle, "broadcast", broadcast, raising=False)
+    found["reset_prefix_cache"] = [True, RayActorError()]
+    assert asyncio.run(engine.reset_prefix_cache())
+    for found["reset_prefix_cache"] in ([RayActorError()], [True, GetTimeoutError()]):
+        with pytest.raises(EngineDeadError, match=r"no replica answers|GetTimeoutError"):
+            asyncio.run(engine.reset_prefix_cache())
+    # An adapter that one replica refuses is on none.
+    found |= {
+        "add_lora": [True, task_error("add_lora", "", RequestError("no rank"))],
+        "remove_lora": [True, False],
+    }
+    with pytest.raises(RequestError, match="no rank"):
+        asyncio.run(engine.add_lora(LoRARequest("pirate", 7, "pirate")))
+    assert called[-1] == ("remove_lora", 7)

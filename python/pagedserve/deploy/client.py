@@ -290,8 +290,13 @@ class ReplicatedEngine:
             raise EngineDeadError("no replica answers")
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter on every replica; returns True."""
-        await self._ask_all("add_lora", lora_request)
+        """Load an adapter on every replica, or on none; returns True."""
+        try:
+            await self._ask_all("add_lora", lora_request)
+        except Exception:
+            with suppress(EngineDeadError):
+                await self._ask_all("remove_lora", lora_request.lora_int_id)
+            raise
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
@@ -338,13 +343,30 @@ class ReplicatedEngine:
     async def _ask_all(
         self, method: str, *given: object, timeout_s: float = _PATIENCE
     ) -> list[Any]:
+        """Call a method on every replica; those that die meanwhile are ignored.
+
+        Raises:
+            EngineDeadError: All died, or one does not answer in time.
+            Exception: What the method raises.
+        """
         asked = self._here.handle.broadcast(method, *given)
         try:
-            return list(await asyncio.to_thread(asked.results, timeout_s=timeout_s))
+            found: list[Any] = await asyncio.to_thread(
+                asked.results, timeout_s=timeout_s, return_exceptions=True
+            )
+            answers = [answer for answer in found if not isinstance(answer, RayActorError)]
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
         except RayTaskError as error:
             if isinstance(error.cause, Exception):
                 raise error.cause from None
             raise
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineDeadError(f"a replica does not answer: {type(error).__name__}") from error
+        if not answers:
+            raise EngineDeadError("no replica answers")
+        return answers
 
     def _start_watch(self) -> None:
         if self._watch is None:
