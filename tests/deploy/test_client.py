@@ -148,7 +148,7 @@ class Handle:
 
     Attributes:
         requests: Requests so far.
-        num_given: Outputs after which a replica dies, by the number of the request.
+        num_given: Tokens after which a replica dies, by the number of the request.
         is_connected: Whether the requests of such a replica end.
     """
 
@@ -166,23 +166,28 @@ class Handle:
     def _said(self, request: Any) -> Any:
         number = len(self.requests)
         self.requests.append(request)
-        replica = self._replicas[number % len(self._replicas)]
-        return Said(self._outputs(replica.generate(request), self.num_given.get(number)))
+        outputs = self._replicas[number % len(self._replicas)].generate(request)
+        num_given = self.num_given.get(number)
+        return Said(outputs if num_given is None else self._until_death(outputs, num_given))
 
-    async def _outputs(
-        self, outputs: AsyncGenerator[RequestOutput | None, None], num_given: int | None
+    async def _until_death(
+        self, outputs: AsyncGenerator[RequestOutput | None, None], num_left: int
     ) -> AsyncGenerator[RequestOutput | None, None]:
         from ray.exceptions import RayActorError
 
-        async for output in outputs:
-            if num_given == 0:
-                if self.is_connected:
-                    await outputs.aclose()
-                self._left.append(outputs)
-                raise RayActorError
-            if output is not None and num_given is not None:
-                num_given -= 1
+        yield await anext(outputs)
+        while num_left:
+            output = await anext(outputs)
+            assert output is not None
+            (completion,) = output.outputs
+            completion.token_ids = completion.token_ids[:num_left]
+            completion.finish_reason, output.finished = None, False
+            num_left -= len(completion.token_ids)
             yield output
+        if self.is_connected:
+            await outputs.aclose()
+        self._left.append(outputs)
+        raise RayActorError
 
 
 Replicated = Callable[..., tuple[Any, Handle]]
@@ -233,9 +238,26 @@ def test_requests_without_a_seed_have_their_random_numbers(replicated: Replicate
     expected = asyncio.run(two_of(engine))
     assert expected[0] != expected[1], "replicas draw differently"
     engine, handle = replicated()
-    handle.num_given = {1: 0}
+    handle.num_given = {1: 5}
     assert asyncio.run(two_of(engine)) == expected, "as if no replica had died"
     assert len(handle.requests) == 3
+
+
+@pytest.mark.parametrize("num_given", [0, 5])
+def test_a_stream_with_prompt_logprobs_resumes(replicated: Replicated, num_given: int) -> None:
+    engine, handle = replicated()
+    handle.num_given = {0: num_given}
+    params = SamplingParams(
+        temperature=0, max_tokens=24, prompt_logprobs=1, output_kind=RequestOutputKind.DELTA
+    )
+
+    async def ask() -> list[RequestOutput]:
+        return [output async for output in engine.generate(PROMPT, params, "a")]
+
+    outputs = asyncio.run(ask())
+    assert len(outputs[0].prompt_logprobs or ()) == 3
+    tokens = [token for output in outputs for token in output.outputs[0].token_ids]
+    assert tokens == FormulaModel().greedy([1, 2, 3], 24)
 
 
 def test_a_request_is_sent_again_to_a_replica_that_still_has_it(replicated: Replicated) -> None:

@@ -7,11 +7,15 @@ tokens differ.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeAlias
 
 from pagedserve.deploy.replica import ReplicaRequest
 from pagedserve.engine.client import merge_streams
 from pagedserve.outputs import RequestOutput
+from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
+
+Params: TypeAlias = SamplingParams | PoolingParams | None
 
 
 class Progress:
@@ -36,7 +40,7 @@ class Progress:
             return
         self._is_delta = params.output_kind is RequestOutputKind.DELTA
         self.has_several = params.n > 1
-        self.is_known = params.prompt_logprobs is None and (params.n == 1 or self._is_delta)
+        self.is_known = self._is_delta or (params.n == 1 and params.prompt_logprobs is None)
         if self.has_several:
             self.requests = {index: _text(request, params, index) for index in range(params.n)}
 
@@ -49,7 +53,9 @@ class Progress:
             request = self.requests[completion.index]
             before = request.output_token_ids if self._is_delta else ()
             token_ids = (*before, *completion.token_ids)
-            self.requests[completion.index] = replace(request, output_token_ids=token_ids)
+            self.requests[completion.index] = replace(
+                request, params=_continued(request.params), output_token_ids=token_ids
+            )
             if completion.finished():
                 del self.requests[completion.index]
 
@@ -58,6 +64,14 @@ def _comes_whole(params: SamplingParams) -> bool:
     """Whether there are no outputs before the end."""
     is_wanted = params.output_kind is not RequestOutputKind.FINAL_ONLY
     return not is_wanted or params.use_beam_search or params.chooses_best
+
+
+def _continued(params: Params) -> Params:
+    """Parameters after the first delta, which had the log-probabilities of the prompt."""
+    if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        params = params.clone()
+        params.prompt_logprobs = None
+    return params
 
 
 def _text(request: ReplicaRequest, params: SamplingParams, index: int) -> ReplicaRequest:
