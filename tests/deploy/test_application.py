@@ -1,8 +1,12 @@
 """The Serve application without a cluster: what is asked of Ray."""
 
+import threading
 from typing import Any
 
 import pytest
+
+from pagedserve import EngineArgs
+from pagedserve.deploy.options import DeployArgs
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = pytest.mark.filterwarnings(
@@ -20,3 +24,27 @@ def test_without_an_address_the_cluster_is_new(
     monkeypatch.setattr("ray.init", asked.update)
     application._connect(given)
     assert asked["address"] == address, "None would be that of RAY_ADDRESS"
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_process_that_exits_at_once_leaves_no_application(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    from pagedserve.deploy import application
+
+    asked: list[Any] = []
+    never: Any = threading.Event()
+    monkeypatch.setattr(application, "_start", lambda *_: never.wait())
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.shutdown", lambda: asked.append("shutdown"))
+    monkeypatch.setattr("ray.serve.delete", lambda name, **given: asked.append((name, given)))
+    monkeypatch.setattr("ray.serve.shutdown", lambda: None)
+    monkeypatch.setattr("ray.serve.status", lambda: asked.append("status"))
+    deploy_args = DeployArgs(ray_address=address, app_name="app")
+    engine = application.deploy(EngineArgs(model="formula"), deploy_args)
+    assert engine.is_loading
+    engine.abandon()
+    never.set()
+    deleted = [("app", {"_blocking": False}), "status", "shutdown"]
+    assert asked == ([] if address is None else deleted)
+    engine.shutdown()

@@ -44,7 +44,7 @@ def test_health_checks_of_one_moment_start_one_watch() -> None:
             assert isinstance(found, EngineDeadError), "no replica has answered"
         return [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
-    engine = ReplicatedEngine(lambda: deployed, lambda: None)
+    engine = ReplicatedEngine(lambda: deployed, lambda _: None)
     engine.wait_until_ready()
     assert len(asyncio.run(check())) == 1
     engine.shutdown()
@@ -124,7 +124,7 @@ def test_an_abort_ends_each_choice_once(
 
     async def read() -> list[tuple[int, str]]:
         deployed: Any = SimpleNamespace(handle=Replica(answers_abort=answers_abort))
-        engine = client.ReplicatedEngine(lambda: deployed, lambda: None)
+        engine = client.ReplicatedEngine(lambda: deployed, lambda _: None)
         engine.wait_until_ready()
         params = SamplingParams(n=3, output_kind=RequestOutputKind.DELTA)
         texts: dict[int, str] = {}
@@ -207,7 +207,7 @@ def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicated]:
         replicas = [replica.Replica(args, 60.0) for _ in range(num_replicas)]
         handle = Handle(*replicas)
         deployed: Any = SimpleNamespace(handle=handle)
-        engine = client.ReplicatedEngine(lambda: deployed, lambda: None)
+        engine = client.ReplicatedEngine(lambda: deployed, lambda _: None)
         engine.wait_until_ready()
         made.append(engine)
         return engine, handle

@@ -163,11 +163,19 @@ def _resources() -> str:
     return f"{found.get('CPU', 0):.0f} CPUs, {found.get('GPU', 0):.0f} GPUs"
 
 
-def _end(app_name: str, *, owns_cluster: bool) -> None:
-    if not ray.is_initialized():
+def _end(app_name: str, waits: bool, *, owns_cluster: bool) -> None:
+    """Delete the application.
+
+    Args:
+        app_name: Name of the application.
+        waits: Whether to wait until it is deleted; without, the process is about to exit.
+        owns_cluster: Whether the cluster was started for it, and ends with the process.
+    """
+    if not ray.is_initialized() or (owns_cluster and not waits):
         return
     if owns_cluster:
         serve.shutdown()  # type: ignore[no-untyped-call]
     else:
-        serve.delete(app_name)
+        serve.delete(app_name, _blocking=waits)
+        serve.status()  # answered once the controller has the request
     ray.shutdown()

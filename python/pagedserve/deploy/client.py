@@ -88,12 +88,12 @@ class ReplicatedEngine:
 
     closing_seconds = _PATIENCE
 
-    def __init__(self, deploy: Callable[[], Deployed], end: Callable[[], None]) -> None:
+    def __init__(self, deploy: Callable[[], Deployed], end: Callable[[bool], None]) -> None:
         """Start to deploy.
 
         Args:
             deploy: Starts the replicas; runs in a separate thread.
-            end: Stops them.
+            end: Stops them, and waits until they have ended if its argument is true.
         """
         self._end = end
         self._deployed: Deployed | None = None
@@ -331,8 +331,12 @@ class ReplicatedEngine:
         self._is_stopped = True
         if self._watch is not None:
             self._watch.cancel()
-        self._end()
+        self._end(True)
         self._is_over.set()
+
+    def abandon(self) -> None:
+        """Request the end of the replicas on a cluster that outlives this process."""
+        self._end(False)
 
     @property
     def _here(self) -> Deployed:

@@ -339,6 +339,9 @@ class AsyncLLMEngine(ModelOwner):
         self._grammars.shutdown()
         self._adapter_lanes.shutdown()
 
+    def abandon(self) -> None:
+        """Do nothing: the engine ends with its process."""
+
     @property
     def _engine(self) -> LLMEngine:
         engine = self._thread.engine

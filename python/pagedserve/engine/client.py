@@ -130,6 +130,9 @@ class ServedEngine(EngineClient, Protocol):
     def shutdown(self) -> None:
         """Stop; unfinished streams end with "abort"."""
 
+    def abandon(self) -> None:
+        """Request the end of all that would outlive this process, which exits at once."""
+
 
 async def merge_streams(
     streams: Sequence[AsyncGenerator[RequestOutput, None]],

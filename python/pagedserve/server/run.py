@@ -83,11 +83,12 @@ def run(
     server = Server(context, client, prepared.listener)
     server.run()
     # Loading cannot be interrupted, nor can a step that hangs.
-    ending = threading.Thread(target=client.shutdown, daemon=True)
-    if not (client.is_loading or server.force_exit):
-        ending.start()
-        ending.join(client.closing_seconds)
-    if client.is_loading or server.force_exit or ending.is_alive():
+    is_abandoned = client.is_loading or server.force_exit
+    end = client.abandon if is_abandoned else client.shutdown
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    ending.join(_CLOSING if is_abandoned else client.closing_seconds)
+    if is_abandoned or ending.is_alive():
         _leave()
     if server.failure is not None:
         raise server.failure
