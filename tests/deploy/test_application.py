@@ -7,6 +7,7 @@ import pytest
 
 from pagedserve import EngineArgs
 from pagedserve.deploy.options import DeployArgs
+from pagedserve.errors import ConfigError
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = pytest.mark.filterwarnings(
@@ -48,3 +49,29 @@ def test_a_process_that_exits_at_once_leaves_no_application(
     deleted = [("app", {"_blocking": False}), "status", "shutdown"]
     assert asked == ([] if address is None else deleted)
     engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_replicas": 4}, "4, which need 4 CPUs by replica_num_cpus; this machine has 2"),
+        ({"replica_num_gpus": 0.5}, "1, which need 0.5 GPUs by replica_num_gpus; this machine has"),
+        ({"min_replicas": 4, "replica_num_cpus": 0.5}, None),
+        ({"min_replicas": 4, "ray_address": "auto"}, None),
+    ],
+)
+def test_replicas_that_this_machine_cannot_hold_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str | None
+) -> None:
+    from pagedserve.deploy import application
+
+    monkeypatch.setattr(application, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(application, "_connect", lambda _: None)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr("ray.serve.start", fail)
+    with pytest.raises(ConfigError if message else NotImplementedError, match=message):
+        application._start(EngineArgs(model="formula"), DeployArgs(**options), 60.0)
+
+
+def fail(**_: object) -> None:
+    raise NotImplementedError

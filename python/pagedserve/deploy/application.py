@@ -118,6 +118,8 @@ def _start(engine_args: EngineArgs, deploy_args: DeployArgs, stall_timeout: floa
     application = replicas(engine_args, deploy_args, stall_timeout=stall_timeout)
     _connect(deploy_args.ray_address)
     logger.info("Ray cluster: %s", _resources())
+    if deploy_args.ray_address is None:
+        _check_resources(engine_args, deploy_args)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     handle = _run(application, deploy_args.app_name)
     facts = handle.facts.remote().result()
@@ -139,6 +141,26 @@ def _connect(address: str | None) -> None:
         )
     except ConnectionError as error:
         raise ConfigError(f"ray_address is {address!r}, where no cluster answers") from error
+
+
+def _check_resources(engine_args: EngineArgs, deploy_args: DeployArgs) -> None:
+    """Check that a cluster that gets no other machines has the resources of the replicas.
+
+    Raises:
+        ConfigError: It has not, and Ray Serve would wait for them indefinitely.
+    """
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    is_placed = engine_args.distributed_executor_backend == "ray"
+    num_ranks = engine_args.tensor_parallel_size if is_placed else 1
+    for name in ("CPU", "GPU"):
+        option = f"replica_num_{name.lower()}s"
+        # Ray counts ten-thousandths.
+        needed = round(deploy_args.min_replicas * num_ranks * getattr(deploy_args, option), 4)
+        if needed > found.get(name, 0):
+            raise ConfigError(
+                f"min_replicas is {deploy_args.min_replicas}, which need {needed:g} {name}s by "
+                f"{option}; this machine has {found.get(name, 0):g}"
+            )
 
 
 def _run(application: "Application", name: str) -> "DeploymentHandle[Replica]":
