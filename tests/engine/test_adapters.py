@@ -23,6 +23,8 @@ from pagedserve import (
     RequestOutput,
     SamplingParams,
 )
+from pagedserve.models.load.hub import HubOptions
+from pagedserve.models.load.sources import resolve_adapter
 from pagedserve.regular_files import read_bytes
 from tests.support.formula import FormulaModel, save_shift
 from tests.support.hubs import Repository, hub_of, use_hugging_face
@@ -189,6 +191,34 @@ def test_who_leaves_while_an_adapter_is_read_disturbs_nobody(
         assert await tokens_of(engine, "left", [4, 7, 3], slow) == expected
 
     run_async(formula, test)
+
+
+def test_the_download_of_an_adapter_delays_no_request_with_a_known_one(
+    formula: FormulaModel, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, known = adapters[:2]
+    is_loading, is_loaded = threading.Event(), threading.Event()
+
+    def resolve(path: str, hub: HubOptions) -> Path:
+        if path == remote.path:
+            is_loading.set()
+            assert is_loaded.wait(30)
+        return resolve_adapter(path, hub)
+
+    monkeypatch.setattr("pagedserve.engine.adapters.resolve_adapter", resolve)
+
+    async def test(engine: AsyncLLMEngine) -> None:
+        await engine.add_lora(known)
+        waiting = asyncio.create_task(tokens_of(engine, "remote", [1, 7, 3], remote))
+        await asyncio.to_thread(is_loading.wait)
+        try:
+            answer = asyncio.wait_for(tokens_of(engine, "known", [2, 7, 3], known), 20)
+            assert await answer == formula.greedy([2, 7, 3], 12, shift_of(known))
+        finally:
+            is_loaded.set()
+        assert await waiting == formula.greedy([1, 7, 3], 12, shift_of(remote))
+
+    run_async(formula, test, max_loras=2)
 
 
 def test_an_abort_while_an_adapter_is_read_ends_that_request_alone(

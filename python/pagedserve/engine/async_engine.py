@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from pagedserve.config import EngineArgs
 from pagedserve.engine.guard import ModelOwner
-from pagedserve.engine.lanes import GrammarLanes, Lanes, input_cost
+from pagedserve.engine.lanes import SMALL_COST, GrammarLanes, Lanes, input_cost
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.engine.request import Request, checked_id, request_ids
 from pagedserve.engine.row_sampler import OWN_DRAWS, DrawKey
@@ -367,8 +367,12 @@ class AsyncLLMEngine(ModelOwner):
 
     async def _load(self, lora_request: LoRARequest) -> Adapter:
         self._check()
-        load = partial(self._engine.adapters.load, lora_request)
-        return await self._adapter_lanes.run(load, cost=0, group=None)
+        adapters = self._engine.adapters
+        # One that may be downloaded delays none that is known.
+        is_known = getattr(lora_request, "lora_int_id", None) in adapters.ids
+        cost = 0 if is_known else SMALL_COST + 1
+        load = partial(adapters.load, lora_request)
+        return await self._adapter_lanes.run(load, cost=cost, group=None)
 
     async def _ask(self, question: Callable[[LLMEngine], T]) -> T:
         """Call a function with the engine between two steps."""
