@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedserve.config import EngineArgs
+from pagedserve.errors import UnsupportedModelError
 from pagedserve.native.load import load_native
 from tests.support.decoders import VOCAB_SIZE, save_decoder
 from tests.support.gguf_models import rope_divisors, stored_rows, write_gguf
@@ -74,6 +75,13 @@ def test_each_end_token_ends_a_sequence(tmp_path: Path) -> None:
     ends = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eot", 5), ("eom", 2))}
     path = write_gguf(save_decoder(tmp_path, "llama"), tmp_path / "model.gguf", fields=ends)
     assert load_native(EngineArgs(str(path), backend="native")).eos_token_ids == (2, 5)
+
+
+def test_biases_of_an_mlp_are_refused_by_name(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama", mlp_bias=True)
+    path = write_gguf(directory, tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModelError, match="mlp_bias is True"):
+        load_native(EngineArgs(str(path), backend="native"))
 
 
 def test_frequencies_may_have_divisors(tmp_path: Path) -> None:

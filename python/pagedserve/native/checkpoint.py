@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError, UnsupportedModelError
+from pagedserve.models.load.gguf_header import check_known
 from pagedserve.models.load.safetensors_header import as_float32
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.config import DecoderConfig
@@ -57,7 +58,12 @@ class Checkpoint:
 
     @classmethod
     def of_gguf(cls, model: str, gguf: GgufFile, config: DecoderConfig) -> Self:
-        """Weights of a GGUF file, checked; see `check`."""
+        """Weights of a GGUF file, checked; see `check` and `check_known`."""
+        known = {
+            *shapes_of(config, GGUF_NAMES),
+            GGUF_NAMES.head,
+        }  # which a pooling model leaves out
+        check_known(model, gguf.tensors, known)
         return cls(
             model=model,
             config=config,

@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedserve.models.families.record import DecoderFamily
 from pagedserve.models.families.table import DECODERS, family_of_gguf
-from pagedserve.models.load.gguf_header import end_token_ids, rope_scaling
+from pagedserve.models.load.gguf_header import BIASES, end_token_ids, rope_scaling
 from pagedserve.native.choice import OTHER_BACKEND
 from pagedserve.native.families import UnsupportedError
 from pagedserve.native.gguf_file import GgufFile
@@ -66,7 +66,7 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
         "architectures": [family.architecture],
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        **{field: tensor in gguf.tensors for field, tensor in BIASES.items()},
         "eos_token_id": end_token_ids(gguf.fields) or None,
         "rope_scaling": scaling,
         "rope_divisors": () if divisors is None else _numbers(divisors, head_size // 2),

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from pagedserve import LLM
 from pagedserve.config import EngineArgs
-from pagedserve.errors import ModelLoadError
+from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.load.convert import cache_directory, check_gguf, converted_directory
 from pagedserve.models.load.gguf_fields import complete_config
 from pagedserve.models.load.gguf_header import read_header
@@ -113,6 +113,24 @@ def test_missing_weights_are_named(save: Callable[..., Path], tmp_path: Path, ba
     with pytest.raises(ModelLoadError, match=rf"lack 1 of .*the first is '{named}\.weight'"):
         LLM(str(path), backend=backend, use_tqdm_on_load=False)
     assert not list((tmp_path / "cache").glob("converted/*"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "native", "auto"])
+def test_weights_that_are_not_read_are_named(
+    save: Callable[..., Path], tmp_path: Path, backend: Any
+) -> None:
+    more = {"blk.1.attn_sub_norm.weight": np.ones(64, np.float32)}
+    path = write_gguf(save("qwen2"), tmp_path / "model.gguf", tensors=more, fields=VOCABULARY)
+    with pytest.raises(UnsupportedModelError, match=r"has 1 tensors.*'blk\.1\.attn_sub_norm\.weig"):
+        LLM(str(path), backend=backend, use_tqdm_on_load=False)
+
+
+def test_biases_are_those_of_the_file(
+    save: Callable[..., Path], tmp_path: Path, assert_exact: Callable[..., None]
+) -> None:
+    directory = save("llama", attention_bias=True, mlp_bias=True)
+    path = write_gguf(directory, tmp_path / "model.gguf", fields=VOCABULARY)
+    assert_exact(load(path), directory)
 
 
 LLAMA3 = {

@@ -25,14 +25,19 @@ from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.load.bars import bars_of
 from pagedserve.models.load.config_checks import check_config
 from pagedserve.models.load.gguf_fields import complete_config, rope_divisors
-from pagedserve.models.load.gguf_header import LIKE_LLAMA3, GgufHeader, read_header
+from pagedserve.models.load.gguf_header import (
+    LIKE_LLAMA3,
+    GgufHeader,
+    check_known,
+    read_header,
+)
 from pagedserve.models.load.progress import quiet_logger, say
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 # Of the copy that transformers reads; it is deleted.
 _WEIGHTS = "weights.gguf"
 
@@ -148,7 +153,7 @@ def _convert(
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     complete_config(config, header, divisors)
     check_config(config.to_dict())
-    _convert_weights(gguf.name, config, directory)
+    _convert_weights(gguf.name, config, header, directory)
     # A model is part of reference cycles: without a collection it would still be in memory when the
     # copy is loaded.
     gc.collect()
@@ -163,7 +168,9 @@ def _convert(
     tokenizer.save_pretrained(directory)
 
 
-def _convert_weights(name: str, config: "PretrainedConfig", directory: Path) -> None:
+def _convert_weights(
+    name: str, config: "PretrainedConfig", header: GgufHeader, directory: Path
+) -> None:
     """Convert the copy without a vocabulary, which is in the directory, and delete it."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig, modeling_gguf_pytorch_utils
@@ -178,8 +185,29 @@ def _convert_weights(name: str, config: "PretrainedConfig", directory: Path) -> 
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
+    _check_all_read(name, model, header)
     (directory / _WEIGHTS).unlink()
     model.save_pretrained(directory)
+
+
+def _check_all_read(name: str, model: "PreTrainedModel", header: GgufHeader) -> None:
+    """Check that transformers read all tensors of layers and of the head; it drops unknown ones.
+
+    Raises:
+        ModelLoadError: Names the first that it did not read.
+    """
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    architecture = str(header.fields.get("general.architecture"))
+    processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    read = get_gguf_hf_weights_map(model, processor())
+    # Matrices of all experts of a layer, which have no suffix there.
+    read |= {f"{tensor}.weight": tensor for tensor in read if tensor.endswith("_exps")}
+    check_known(name, [tensor.name for tensor in header.tensors], read)
 
 
 def _copy_without_vocabulary(reader: "GGUFReader", target: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.models.load.gguf_header import GgufHeader, end_token_ids, rope_scaling
+from pagedserve.models.load.gguf_header import BIASES, GgufHeader, end_token_ids, rope_scaling
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -38,7 +38,7 @@ def rope_divisors(reader: "GGUFReader") -> NDArray[np.float32] | None:
 def complete_config(
     config: "PretrainedConfig", header: GgufHeader, divisors: NDArray[np.float32] | None
 ) -> None:
-    """Add what a file says of rotary embeddings and of the tokens that end a sequence.
+    """Add what a file says of biases, rotary embeddings and the tokens that end a sequence.
 
     Args:
         config: As transformers made it of the file; changed.
@@ -52,11 +52,15 @@ def complete_config(
         known = config.eos_token_id
         more = known if isinstance(known, list) else []  # of Gemma 4
         config.eos_token_id = list(dict.fromkeys([*ends, *more]))
+    names = {tensor.name for tensor in header.tensors}
+    for field, tensor in BIASES.items():
+        if hasattr(config, field):
+            setattr(config, field, tensor in names)
     parameters = _full_attention(config)
     # Scaled as transformers reads it (gpt-oss), or as its class has it (Gemma 4).
     if parameters.get("rope_type", "default") != "default":
         return
-    if any(tensor.name.startswith(_SETS) for tensor in header.tensors):
+    if any(name.startswith(_SETS) for name in names):
         raise _unreadable(f"it has {_SETS}long and {_SETS}short")
     scaling = _scaling(str(header.fields.get("general.architecture")), header.fields)
     if scaling and divisors is not None:

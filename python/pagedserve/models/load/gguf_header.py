@@ -12,12 +12,13 @@ read them.
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pagedserve._core.cpu import pass_texts, read_pairs, read_texts
+from pagedserve.errors import UnsupportedModelError
 from pagedserve.regular_files import opened
 
 MAX_FIELDS: Final = 65_536
@@ -48,6 +49,10 @@ LIKE_LLAMA3: Final = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
     *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
 )
+# Tensors that exist where a config has these fields set.
+BIASES: Final = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+# Prefixes of the names of tensors without which a model computes something else.
+_READ_WHOLE: Final = ("blk.", "output")
 # Fields of the tokens that end a text, a turn or a message.
 _ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
@@ -71,6 +76,27 @@ def rope_scaling(architecture: str, fields: Mapping[str, Any]) -> tuple[Any, Any
     factor = fields.get(f"{start}scaling.factor")
     factor = fields.get(f"{start}scale_linear") if factor is None else factor
     return fields.get(f"{start}scaling.type", "linear" if factor else "none"), factor
+
+
+def check_known(model: str, tensors: Iterable[str], known: Container[str]) -> None:
+    """Check that all tensors that a file has for its layers and its head are read.
+
+    Args:
+        model: Name of the model in errors.
+        tensors: Names in the file.
+        known: Names that are read.
+
+    Raises:
+        UnsupportedModelError: Names the first tensor that is not read.
+    """
+    others = sorted(
+        {name for name in tensors if name.startswith(_READ_WHOLE) and name not in known}
+    )
+    if others:
+        raise UnsupportedModelError(
+            f"model {model!r}: its file has {len(others)} tensors that are not read for its "
+            f"architecture, the first is {others[0]!r}: give the model's directory"
+        )
 
 
 class GgufVersionError(ValueError):
