@@ -13,7 +13,13 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import UnsupportedModelError
 from pagedserve.native.load import load_native
 from tests.support.decoders import VOCAB_SIZE, save_decoder
-from tests.support.gguf_models import rope_divisors, stored_rows, write_gguf
+from tests.support.gguf_models import (
+    END_FIELDS,
+    END_TOKENS,
+    rope_divisors,
+    stored_rows,
+    write_gguf,
+)
 from tests.support.native import logits_of
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 80, np.int32)
@@ -72,9 +78,9 @@ def test_linear_scaling_needs_no_type(tmp_path: Path, key: str) -> None:
 
 
 def test_each_end_token_ends_a_sequence(tmp_path: Path) -> None:
-    ends = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eot", 5), ("eom", 2))}
-    path = write_gguf(save_decoder(tmp_path, "llama"), tmp_path / "model.gguf", fields=ends)
-    assert load_native(EngineArgs(str(path), backend="native")).eos_token_ids == (2, 5)
+    directory = save_decoder(tmp_path, "llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", fields=END_FIELDS)
+    assert load_native(EngineArgs(str(path), backend="native")).eos_token_ids == END_TOKENS
 
 
 def test_biases_of_an_mlp_are_refused_by_name(tmp_path: Path) -> None:

@@ -30,6 +30,17 @@ VOCABULARY: Final[dict[str, Any]] = {
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *map(chr, range(33, 126)), "ab"],
     "tokenizer.ggml.merges": ["a b"],
 }
+# End tokens in all ways in which a file has them, beside the end-of-sequence token 2.
+END_FIELDS: Final[dict[str, Any]] = {
+    "tokenizer.ggml.eot_token_id": 5,
+    "tokenizer.ggml.eom_token_id": 2,
+    "tokenizer.ggml.eos_token_ids": [2, 8],
+    "tokenizer.ggml.tokens": [
+        {7: "<end_of_turn>", 9: "<|im_end|>"}.get(index, token)
+        for index, token in enumerate(VOCABULARY["tokenizer.ggml.tokens"])
+    ],
+}
+END_TOKENS: Final = (2, 5, 8, 7, 9)
 
 
 def _interleave(weights: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:

@@ -21,7 +21,13 @@ from pagedserve.models.load.gguf_header import read_header
 from pagedserve.models.load.sources import resolve_model
 from pagedserve.models.loader import LoadedModel, load_model
 from tests.support.decoders import save_decoder
-from tests.support.gguf_models import VOCABULARY, rope_divisors, write_gguf
+from tests.support.gguf_models import (
+    END_FIELDS,
+    END_TOKENS,
+    VOCABULARY,
+    rope_divisors,
+    write_gguf,
+)
 from tests.support.tokenizer_kinds import write_gguf as write_vocabulary
 
 
@@ -185,9 +191,8 @@ def test_other_rotary_embeddings_are_refused_by_name(
 
 
 def test_each_end_token_ends_a_sequence(save: Callable[..., Path], tmp_path: Path) -> None:
-    ends = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eot", 5), ("eom", 2))}
-    path = write_gguf(save("llama"), tmp_path / "model.gguf", fields=VOCABULARY | ends)
-    assert load(path).eos_token_ids == (2, 5)
+    path = write_gguf(save("llama"), tmp_path / "model.gguf", fields=VOCABULARY | END_FIELDS)
+    assert load(path).eos_token_ids == END_TOKENS
 
 
 def test_what_transformers_has_of_gemma4_is_kept(tmp_path: Path) -> None:

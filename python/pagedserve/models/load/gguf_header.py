@@ -55,11 +55,26 @@ BIASES: Final = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_u
 _READ_WHOLE: Final = ("blk.", "output")
 # Fields of the tokens that end a text, a turn or a message.
 _ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+# Such tokens in a vocabulary, which llama.cpp finds by their texts.
+_END_TEXTS: Final = frozenset(
+    {
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+        *("<|end_of_text|>", "<EOT>", "_<EOT>", "<end_of_utterance>"),
+    }
+)
 
 
 def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a sequence, of a header's fields."""
+    """Tokens that end a sequence, of a header's fields: those that are named come first.
+
+    Raises:
+        UnicodeError: A token of the vocabulary is not UTF-8.
+    """
     found = [fields[name] for name in _ENDS if name in fields]
+    if isinstance(more := fields.get("tokenizer.ggml.eos_token_ids"), list):
+        found += more
+    if isinstance(tokens := fields.get("tokenizer.ggml.tokens"), TextList):
+        found += [index for index, token in enumerate(tokens.read()) if token in _END_TEXTS]
     return [token for place, token in enumerate(found) if token not in found[:place]]
 
 
