@@ -50,10 +50,8 @@ def config_of_gguf(gguf: GgufFile) -> dict[str, Any]:
             f"rope.dimension_count is {num_rotated}; the native backend rotates whole heads, here "
             f"of {head_size}: {OTHER_BACKEND}"
         )
-    if family.num_layers_of_other_scale is not None:
-        is_large = fields.get("num_hidden_layers") == family.num_layers_of_other_scale
-        per_head = fields["hidden_size"] // fields["num_attention_heads"]
-        fields["query_pre_attn_scalar"] = per_head if is_large else head_size
+    if (score_size := family.score_size(fields)) is not None:
+        fields["query_pre_attn_scalar"] = score_size
     divisors = gguf.tensors.get(_ROPE_DIVISORS)
     scaling = _rope_scaling(family, gguf.fields)
     if divisors is not None and scaling:

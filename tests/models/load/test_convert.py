@@ -157,7 +157,7 @@ OTHERS = np.linspace(1, 8, 16, dtype=np.float32)  # divisors
 # With what GGUF files have no field for as transformers takes it.
 SCALED: dict[str, dict[str, Any]] = {
     "llama, linear rope": {},
-    "gemma3": {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256},
+    "gemma3": {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32},
     "qwen2": {"rope_parameters": YARN},
     "llama, scaled rope": {"rope_parameters": LLAMA3},
 }
@@ -203,6 +203,21 @@ def test_what_transformers_has_of_gemma4_is_kept(tmp_path: Path) -> None:
     unrotated = np.array([1.0] * 64 + [1e30] * 192, np.float32)
     complete_config(config, read_header(path), unrotated)
     assert (config.rope_parameters, config.eos_token_id) == (known, [1, 106, 50])
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_layers", "expected"),
+    [("gemma2", 42, 128), ("gemma2", 46, 144), ("gemma3_text", 62, 144)],
+)
+def test_the_largest_models_scale_scores_by_their_features_per_head(
+    tmp_path: Path, kind: str, num_layers: int, expected: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_vocabulary(path, kind.removesuffix("_text"), "llama")
+    sizes = {"hidden_size": 4608, "num_attention_heads": 32, "head_dim": 128}
+    config = AutoConfig.for_model(kind, num_hidden_layers=num_layers, **sizes)
+    complete_config(config, read_header(path), None)
+    assert config.query_pre_attn_scalar == expected
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])

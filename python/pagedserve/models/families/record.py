@@ -126,3 +126,11 @@ class DecoderFamily(Family):
     def has_head_norms(self) -> bool:
         """Whether query and key heads have norms."""
         return "query_norm" in self.modules
+
+    def score_size(self, fields: Mapping[str, Any]) -> int | None:
+        """Size whose root divides scores, of a config's fields; None if GGUF files name it."""
+        if self.num_layers_of_other_scale is None:
+            return None
+        if fields.get("num_hidden_layers") != self.num_layers_of_other_scale:
+            return int(fields["head_dim"])
+        return int(fields["hidden_size"] // fields["num_attention_heads"])

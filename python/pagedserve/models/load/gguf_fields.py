@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import ModelLoadError
+from pagedserve.models.families.record import DecoderFamily
+from pagedserve.models.families.table import family_of_gguf
 from pagedserve.models.load.gguf_header import BIASES, GgufHeader, end_token_ids, rope_scaling
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def rope_divisors(reader: "GGUFReader") -> NDArray[np.float32] | None:
 def complete_config(
     config: "PretrainedConfig", header: GgufHeader, divisors: NDArray[np.float32] | None
 ) -> None:
-    """Add what a file says of biases, rotary embeddings and the tokens that end a sequence.
+    """Add what a file says of attention, rotary embeddings and the tokens that end a sequence.
 
     Args:
         config: As transformers made it of the file; changed.
@@ -56,13 +58,15 @@ def complete_config(
     for field, tensor in BIASES.items():
         if hasattr(config, field):
             setattr(config, field, tensor in names)
+    architecture = str(header.fields.get("general.architecture"))
+    _complete_attention(config, architecture)
     parameters = _full_attention(config)
     # Scaled as transformers reads it (gpt-oss), or as its class has it (Gemma 4).
     if parameters.get("rope_type", "default") != "default":
         return
     if any(name.startswith(_SETS) for name in names):
         raise _unreadable(f"it has {_SETS}long and {_SETS}short")
-    scaling = _scaling(str(header.fields.get("general.architecture")), header.fields)
+    scaling = _scaling(architecture, header.fields)
     if scaling and divisors is not None:
         raise _unreadable(f"it has {_DIVISORS} beside {scaling}")
     if divisors is not None:
@@ -70,6 +74,14 @@ def complete_config(
     parameters.update(scaling)
     if divisors is not None and not _divides_so(config, divisors):
         raise _unreadable(f"its {_DIVISORS} are not those of Llama 3")
+
+
+def _complete_attention(config: "PretrainedConfig", architecture: str) -> None:
+    """Add what the family's files have no key for."""
+    family = family_of_gguf(architecture)
+    score_size = family.score_size(config.to_dict()) if isinstance(family, DecoderFamily) else None
+    if score_size is not None:
+        config.query_pre_attn_scalar = score_size
 
 
 def _scaling(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
