@@ -220,6 +220,33 @@ def test_the_largest_models_scale_scores_by_their_features_per_head(
     assert config.query_pre_attn_scalar == expected
 
 
+STARCODER2 = {"hidden_size": 64, "num_attention_heads": 4}
+
+
+def test_the_rotary_base_is_that_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    sizes = {"rope_dimension_count": 16, "key_length": 16}
+    write_vocabulary(path, "starcoder2", "gpt2", rope_freq_base=500.0, **sizes)
+    config = AutoConfig.for_model("starcoder2", **STARCODER2)
+    complete_config(config, read_header(path), None)
+    assert config.rope_parameters["rope_theta"] == 500
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("rope_dimension_count", "rope.dimension_count is 8, not 16, which transformers"),
+        ("key_length", "attention.key_length is 8, not 16, which transformers"),
+    ],
+)
+def test_other_sizes_of_heads_are_refused_by_name(tmp_path: Path, field: str, said: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_vocabulary(path, "starcoder2", "gpt2", **{field: 8})
+    config = AutoConfig.for_model("starcoder2", **STARCODER2)
+    with pytest.raises(ModelLoadError, match=said):
+        complete_config(config, read_header(path), None)
+
+
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_texts_of_llama_3_begin_with_the_first_token(
     save: Callable[..., Path], tmp_path: Path, backend: Any

@@ -66,6 +66,9 @@ def complete_config(
         return
     if any(name.startswith(_SETS) for name in names):
         raise _unreadable(f"it has {_SETS}long and {_SETS}short")
+    _check_head_sizes(config, architecture, header.fields)
+    if (base := header.fields.get(f"{architecture}.rope.freq_base")) is not None:
+        parameters["rope_theta"] = float(base)
     scaling = _scaling(architecture, header.fields)
     if scaling and divisors is not None:
         raise _unreadable(f"it has {_DIVISORS} beside {scaling}")
@@ -82,6 +85,23 @@ def _complete_attention(config: "PretrainedConfig", architecture: str) -> None:
     score_size = family.score_size(config.to_dict()) if isinstance(family, DecoderFamily) else None
     if score_size is not None:
         config.query_pre_attn_scalar = score_size
+
+
+def _check_head_sizes(
+    config: "PretrainedConfig", architecture: str, fields: Mapping[str, Any]
+) -> None:
+    """Check that heads, and the rotated part of each, have the sizes that a file gives.
+
+    Raises:
+        ModelLoadError: One has another size in the config.
+    """
+    if not (parameters := _full_attention(config)):
+        return
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = int(size * parameters.get("partial_rotary_factor", 1.0))
+    for key, known in (("attention.key_length", size), ("rope.dimension_count", rotated)):
+        if fields.get(f"{architecture}.{key}", known) != known:
+            raise _unreadable(f"{key} is {str(fields[f'{architecture}.{key}'])[:80]}, not {known}")
 
 
 def _scaling(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
