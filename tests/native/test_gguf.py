@@ -60,6 +60,7 @@ def check_logits(directory: Path, path: Path, max_model_len: int = 256) -> None:
         "gemma",
         "gemma2",
         "gemma3",
+        "gemma3, no windows",
     ],
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:

@@ -62,6 +62,15 @@ DECODERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": _LOCAL},
         },
     ),
+    "gemma3, no windows": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "layer_types": ["full_attention"] * 3,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
 }
 
 

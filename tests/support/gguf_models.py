@@ -134,7 +134,10 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_eos_token_id(config["eos_token_id"])
     if config["model_type"] in ("gemma2", "gemma3_text"):
-        writer.add_sliding_window(config["sliding_window"])
+        if "sliding_attention" in config["layer_types"]:
+            writer.add_sliding_window(config["sliding_window"])
+        if config["final_logit_softcapping"] is not None:
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if (scaling := _SCALINGS.get(rope["rope_type"])) is not None:
         writer.add_rope_scaling_type(scaling)
         writer.add_rope_scaling_factor(rope["factor"])

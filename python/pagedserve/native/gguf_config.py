@@ -96,6 +96,8 @@ def _fields_of(family: DecoderFamily, metadata: Mapping[str, Any]) -> dict[str, 
         if type(fields.get(field)) is not int or fields[field] < 1:
             given = str(fields.get(field))[:80]  # an array may be long
             raise ValueError(f"its {field} is {given}; it must be an integer from 1")
+    if family.has_local_rope:  # without the key there are no windows, whatever a class's default
+        fields.setdefault("sliding_window", None)
     # Without it there are as many as query heads, whatever a class's default.
     fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
     return fields

@@ -158,6 +158,7 @@ OTHERS = np.linspace(1, 8, 16, dtype=np.float32)  # divisors
 SCALED: dict[str, dict[str, Any]] = {
     "llama, linear rope": {},
     "gemma3": {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32},
+    "gemma3, no windows": {},
     "qwen2": {"rope_parameters": YARN},
     "llama, scaled rope": {"rope_parameters": LLAMA3},
 }

@@ -59,7 +59,7 @@ def complete_config(
         if hasattr(config, field):
             setattr(config, field, tensor in names)
     architecture = str(header.fields.get("general.architecture"))
-    _complete_attention(config, architecture)
+    _complete_attention(config, architecture, header.fields)
     parameters = _full_attention(config)
     # Scaled as transformers reads it (gpt-oss), or as its class has it (Gemma 4).
     if parameters.get("rope_type", "default") != "default":
@@ -79,12 +79,20 @@ def complete_config(
         raise _unreadable(f"its {_DIVISORS} are not those of Llama 3")
 
 
-def _complete_attention(config: "PretrainedConfig", architecture: str) -> None:
-    """Add what the family's files have no key for."""
+def _complete_attention(
+    config: "PretrainedConfig", architecture: str, fields: Mapping[str, Any]
+) -> None:
+    """Add the scale, the caps and the windows of attention."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if (cap := fields.get(f"{architecture}.{name}")) is not None and hasattr(config, name):
+            setattr(config, name, float(cap))
     family = family_of_gguf(architecture)
-    score_size = family.score_size(config.to_dict()) if isinstance(family, DecoderFamily) else None
-    if score_size is not None:
+    if not isinstance(family, DecoderFamily):
+        return
+    if (score_size := family.score_size(config.to_dict())) is not None:
         config.query_pre_attn_scalar = score_size
+    if family.has_local_rope and f"{architecture}.attention.sliding_window" not in fields:
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
 
 
 def _check_head_sizes(
