@@ -61,7 +61,8 @@ class Layers:
         """Seconds of all products, one after the other."""
         started = perf_counter()
         for packed in self.weights:
-            multiply(self.x[packed.in_features], packed, self.outputs[packed.out_features])
+            x = self.x[packed.in_features]
+            multiply(x, packed, self.outputs[packed.out_features], x.dtype)
         return perf_counter() - started
 
 

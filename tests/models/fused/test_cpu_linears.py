@@ -160,9 +160,9 @@ def test_a_row_is_the_same_in_any_batch_to_the_last_bit(
     weight = random_weight(130, 1500, dtype, numbers)
     weights = pack(weight, quantization=quantization)
     x = torch.randn(600, 1500).to(dtype)
-    whole = multiply(x, weights, torch.empty(600, 130, dtype=dtype))
+    whole = multiply(x, weights, torch.empty(600, 130, dtype=dtype), dtype)
     for first, last in [(0, 1), (3, 10), (17, 64), (100, 300), (500, 530)]:
-        part = multiply(x[first:last], weights, torch.empty(last - first, 130, dtype=dtype))
+        part = multiply(x[first:last], weights, torch.empty(last - first, 130, dtype=dtype), dtype)
         assert part.equal(whole[first:last])
 
 
@@ -291,6 +291,26 @@ def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], text: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_may_lie_anywhere_in_memory(dtype: torch.dtype) -> None:
+    linear = PackedLinear(nn.Linear(36, 70, dtype=dtype))
+    numbers = torch.randn(5 * 37 + 1, dtype=dtype)
+    for x in (
+        numbers[:36].expand(3, 36),
+        numbers[:-1].view(5, 37)[:, :36],
+        numbers[1:].view(5, 37)[:, 1:],
+        numbers[1:145].view(4, 36),
+        numbers[:180].view(36, 5).T,
+    ):
+        assert linear(x).equal(linear(x.clone(memory_format=torch.contiguous_format)))
+
+
+def test_rows_of_another_dtype_are_refused() -> None:
+    named = "the input is of torch.float16; this layer's weights are of torch.float32"
+    with pytest.raises(StepError, match=named):
+        PackedLinear(nn.Linear(36, 70))(torch.zeros(2, 36, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numbers", DTYPES)
 def test_an_embedding_reads_the_weights_of_its_head(
     numbers: torch.dtype, dtype: torch.dtype
@@ -354,7 +374,7 @@ def test_the_error_of_an_int8_product_is_what_moving_its_weights_can_do(
     weight = torch.randn(190, 576).to(dtype)
     x = torch.randn(num_rows, 576).to(dtype)
     packed = pack(weight, quantization="int8")
-    found = multiply(x, packed, torch.empty(num_rows, 190)).double()
+    found = multiply(x, packed, torch.empty(num_rows, 190), x.dtype).double()
     exact = x.double() @ weight.double().T
     most = 0.5 * x.double().abs().sum(dim=1)[:, None] * quantize(weight).scales.double()
     assert ((found - exact).abs() <= most + 1e-5 * exact.abs().max()).all()

@@ -1,13 +1,14 @@
 """Modules that compute in Rust on the CPU: linear layers, embeddings, gated MLPs and norms."""
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from pagedserve._core.cpu import PackedWeights, rms_norm
 from pagedserve.config.precision import Quantization
+from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
 from pagedserve.models.adapter_groups import AdapterArrays
 from pagedserve.models.families.record import Gate
@@ -25,14 +26,26 @@ from pagedserve.models.fused.recognize import gate_of, mlp_linears, norm_epsilon
 from pagedserve.parallel.modules import group_of, own_linear
 from pagedserve.parallel.shards import peaks_of
 
+# Rows of an input begin at multiples of this.
+_UNIT_BYTES: Final = 4
 
-def multiply(x: Tensor, weights: PackedWeights, output: Tensor) -> Tensor:
+
+def multiply(
+    x: Tensor, weights: PackedWeights, output: Tensor, weight_dtype: torch.dtype
+) -> Tensor:
     """Multiply rows ``[T, K]`` by packed weights into ``[T, N]``, which may have another dtype.
 
     Adds the adapters of the forward pass in progress that are stored with the weights.
+
+    Raises:
+        StepError: The rows are of another dtype than ``weight_dtype``, which was packed.
     """
-    if x.stride(-1) != 1:
-        x = x.contiguous()
+    if x.dtype != weight_dtype:
+        raise StepError(f"the input is of {x.dtype}; this layer's weights are of {weight_dtype}")
+    stride, unit = x.stride(0), _UNIT_BYTES // x.element_size()
+    is_apart = stride >= x.shape[1] and stride % unit == 0 and x.data_ptr() % _UNIT_BYTES == 0
+    if x.stride(1) != 1 or not is_apart:
+        x = x.clone(memory_format=torch.contiguous_format)
     weights.multiply(
         num_rows=x.shape[0],
         x=x.data_ptr(),
@@ -98,7 +111,8 @@ class PackedLinear(FusedModule):
         """Map ``[..., in_features]`` to ``[..., out_features]``."""
         rows = x.reshape(-1, self.in_features)
         output = torch.empty(len(rows), self.out_features, dtype=self.output_dtype)
-        return multiply(rows, self.packed[0], output).view(*x.shape[:-1], self.out_features)
+        multiply(rows, self.packed[0], output, self._weight_dtype)
+        return output.view(*x.shape[:-1], self.out_features)
 
 
 class PackedEmbedding(nn.Module):
@@ -148,7 +162,7 @@ class PackedGatedMLP(FusedModule):
         super().__init__()
         down = own_linear(mlp.down_proj)
         self._group = group_of(mlp.down_proj)
-        self._sizes = down.in_features, down.out_features
+        self._sizes, self._weight_dtype = (down.in_features, down.out_features), down.weight.dtype
         self.packed = (
             pack_gated(mlp.gate_proj.weight, mlp.up_proj.weight, gate, quantization),
             pack(down.weight, down.bias, quantization=quantization, peaks=peaks_of(down)),
@@ -161,8 +175,8 @@ class PackedGatedMLP(FusedModule):
         inner_size, size = self._sizes
         inner = torch.empty(len(rows), inner_size, dtype=x.dtype)
         output = torch.empty(len(rows), size, dtype=x.dtype)
-        multiply(rows, self.packed[0], inner)
-        multiply(inner, self.packed[1], output)
+        multiply(rows, self.packed[0], inner, self._weight_dtype)
+        multiply(inner, self.packed[1], output, self._weight_dtype)
         if self._group is not None:
             self._group.all_reduce(output)
         return output.view(x.shape)
