@@ -15,7 +15,7 @@ from pagedserve import _core
 from pagedserve.config.precision import Quantization
 from pagedserve.errors import StepError
 from pagedserve.host_ops.capabilities import DTYPE_NAMES
-from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedLinear, multiply
+from pagedserve.models.fused.cpu.modules import PackedEmbedding, PackedLinear, multiply, unpack
 from pagedserve.models.fused.cpu.packing import can_pack, pack, pack_gated, quantize
 from tests.support.packed import (
     DTYPES,
@@ -335,6 +335,28 @@ def test_packed_modules_give_their_weights_to_a_model_that_reads_them(dtype: tor
     assert PackedLinear(linear, quantization="int8").weight.equal(
         quantize(linear.weight).dequantize(dtype)
     )
+
+
+def test_weights_are_unpacked_once_and_only_where_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[torch.dtype] = []
+
+    def counting(weights: Any, dtype: torch.dtype) -> torch.Tensor:
+        calls.append(dtype)
+        return unpack(weights, dtype)
+
+    monkeypatch.setattr("pagedserve.models.fused.cpu.modules.unpack", counting)
+    linear = nn.Linear(36, 130)
+    packed, x = PackedLinear(linear), torch.randn(2, 36)
+    assert isinstance(packed.weight, torch.Tensor)
+    assert (packed.weight.dtype, packed.weight.shape) == (torch.float32, (130, 36))
+    assert not calls
+    with torch.inference_mode():
+        for _ in range(2):
+            found = functional.linear(x, packed.weight.float())
+            assert found.equal(functional.linear(x, linear.weight))
+    assert calls == [torch.float32]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

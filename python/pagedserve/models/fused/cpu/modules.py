@@ -1,10 +1,11 @@
 """Modules that compute in Rust on the CPU: linear layers, embeddings, gated MLPs and norms."""
 
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pagedserve._core.cpu import PackedWeights, rms_norm
 from pagedserve.config.precision import Quantization
@@ -77,6 +78,36 @@ def unpack(weights: PackedWeights, dtype: torch.dtype) -> Tensor:
     return gather(weights, torch.arange(weights.out_features, dtype=torch.int32), dtype)
 
 
+class UnpackedWeights(Tensor):
+    """Weights ``[N, K]`` that are unpacked when an operation reads them, and kept from then on.
+
+    Routers read them; other modules look at their dtype or device, which unpacks nothing.
+    """
+
+    _packed: PackedWeights
+
+    @staticmethod
+    def __new__(cls, weights: PackedWeights, dtype: torch.dtype) -> Self:
+        """Make a tensor without storage; ``dtype`` was packed."""
+        shape = weights.out_features, weights.in_features
+        made: Self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # noqa: SLF001  # public
+        made._packed = weights
+        return made
+
+    @cached_property
+    def unpacked(self) -> Tensor:
+        """The weights in memory."""
+        return unpack(self._packed, self.dtype)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares a static function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation on the weights in memory."""
+        given = tree_map_only(cls, lambda weights: weights.unpacked, (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
 class PackedLinear(FusedModule):
     """An ``nn.Linear`` with packed weights."""
 
@@ -104,8 +135,8 @@ class PackedLinear(FusedModule):
 
     @cached_property
     def weight(self) -> Tensor:
-        """Weights ``[N, K]``, unpacked for a model that reads them directly, as routers do."""
-        return unpack(self.packed[0], self._weight_dtype)
+        """Weights ``[N, K]`` for a model that reads them directly, as routers do."""
+        return UnpackedWeights(self.packed[0], self._weight_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``."""
@@ -136,8 +167,8 @@ class PackedEmbedding(nn.Module):
 
     @cached_property
     def weight(self) -> Tensor:
-        """Weights ``[V, features]``, unpacked for a model that reads them directly."""
-        return unpack(self._weights, self.empty.dtype)
+        """Weights ``[V, features]`` for a model that reads them directly."""
+        return UnpackedWeights(self._weights, self.empty.dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Map ``[...]`` to ``[..., features]``."""
