@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LongT5Config, LongT5ForConditionalGeneration
+from transformers import AutoConfig, LongT5Config, LongT5ForConditionalGeneration
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from pagedserve.models.loader import LoadedModel, load_model
+from pagedserve.models.loader import LoadedModel, derive_dtype, load_model
 
 SaveTiny = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -53,6 +53,23 @@ def test_architectures_that_run(
     assert loaded.max_model_len == 64
     assert loaded.eos_token_ids == (2,)
     assert loaded.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ({"text_config": {"torch_dtype": "float16"}}, torch.float16),
+        ({}, torch.float32),
+    ],
+)
+def test_a_gpu_has_the_dtype_of_the_whole_model_or_of_its_text_part(
+    tmp_path: Path, fields: dict[str, Any], expected: torch.dtype
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"} | fields))
+    config, gpu = AutoConfig.from_pretrained(tmp_path), torch.device("cuda")
+    assert derive_dtype(EngineArgs("any"), config, gpu) == expected
+    assert derive_dtype(EngineArgs("any"), config, CPU) == torch.float32
 
 
 def test_two_attention_calls_a_layer_have_a_pool_each(

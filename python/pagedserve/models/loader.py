@@ -162,7 +162,7 @@ def load_model(
         max_model_len = derive_max_model_len(text_config, config.max_model_len)
         if rules is not None and config.max_model_len is None:
             max_model_len = min(max_model_len, rules.max_seq_length or max_model_len)
-        dtype = _dtype(config, text_config, device)
+        dtype = derive_dtype(config, files.hf_config, device)
         backend = choose_backend(config.attention_backend, device, dtype)
         backend.check_cache_dtype(config.kv_cache_dtype, device)
         loading = _Loading(files, config, dtype, device, backend, max_model_len, rules, group)
@@ -463,9 +463,18 @@ class _Loading:
             return None
 
 
-def _dtype(config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def derive_dtype(
+    config: EngineArgs, hf_config: PreTrainedConfig, device: torch.device
+) -> torch.dtype:
+    """The dtype in which a model is loaded.
+
+    Args:
+        config: options of the engine.
+        hf_config: config of the whole model; that of its text part need not repeat the dtype.
+        device: device of the model.
+    """
     if config.dtype != "auto":
         return cast(torch.dtype, getattr(torch, config.dtype))
     # On the CPU, torch's half precision is slower and less exact than float32.
-    saved = getattr(hf_config, "dtype", None)
+    saved = getattr(hf_config.get_text_config(), "dtype", None) or getattr(hf_config, "dtype", None)
     return saved if device.type != "cpu" and isinstance(saved, torch.dtype) else torch.float32
