@@ -6,10 +6,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GemmaTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+)
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from pagedserve.errors import ModelLoadError
+from pagedserve.models.load.convert import convert_tokenizer
+from pagedserve.models.load.gguf_header import read_header
 from pagedserve.models.tokenizer.gguf_tokenizer import SPLITS, tokenizer_of_gguf
 from pagedserve.output.detokenizer import Detokenizer
 from tests.support.tokenizer_kinds import (
@@ -187,6 +197,36 @@ def test_special_tokens_outside_the_alphabet_of_bytes_are_whole(tmp_path: Path) 
     tokenizer = tokenizer_of_gguf(tmp_path / "model.gguf")
     assert tokenizer("<\uff5cbegin\u2581of\u2581text\uff5c>").input_ids == [1, 1]
     assert tokenizer.decode([1]) == "<\uff5cbegin\u2581of\u2581text\uff5c>"
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_no_space_is_added_where_the_file_says_so(tmp_path: Path, is_converted: bool) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", "llama", **sentencepiece_fields([]), add_space_prefix=False)
+    tokenizer: Any = converted(path) if is_converted else tokenizer_of_gguf(path)
+    for text, tokens in (("the", ["the"]), (" the", ["\u2581the"])):
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert tokenizer.convert_ids_to_tokens(ids) == tokens
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_digits_of_starcoder_are_apart(tmp_path: Path, is_converted: bool) -> None:
+    path = tmp_path / "model.gguf"
+    lists = {"token_list": ["<s>", "1", "2", "12"], "token_merges": ["1 2"]}
+    fields = {"tokenizer_pre": "starcoder", "bos_token_id": 0, "eos_token_id": 0} | lists
+    write_gguf(path, "starcoder2", "gpt2", token_types=[CONTROL, *[NORMAL] * 3], **fields)
+    tokenizer: Any = converted(path) if is_converted else tokenizer_of_gguf(path)
+    assert tokenizer("12").input_ids == [1, 2]
+
+
+def converted(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of the converted copy, as transformers loads it."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    convert_tokenizer(path, config, read_header(path), path.parent)
+    config.save_pretrained(path.parent)
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path.parent)
+    return loaded
 
 
 @pytest.mark.parametrize(

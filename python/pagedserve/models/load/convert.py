@@ -147,7 +147,7 @@ def _failing_as_one(gguf: Path) -> Iterator[None]:
 def _convert(
     gguf: Path, directory: Path, header: GgufHeader, divisors: NDArray[np.float32] | None
 ) -> None:
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     # The vocabulary takes seconds to read, which the configuration and the tokenizer do once each.
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -158,13 +158,31 @@ def _convert(
     # copy is loaded.
     gc.collect()
     return_freed_memory()
+    convert_tokenizer(gguf, config, header, directory)
+
+
+def convert_tokenizer(
+    gguf: Path, config: "PretrainedConfig", header: GgufHeader, directory: Path
+) -> None:
+    """Convert the tokenizer, with what transformers does not read of its kind."""
+    from tokenizers import decoders
+    from tokenizers.pre_tokenizers import Metaspace
+    from transformers import AutoTokenizer
+
     is_like_llama3 = header.fields.get("tokenizer.ggml.pre") in LIKE_LLAMA3
     start = {"add_bos_token": header.fields.get("tokenizer.ggml.add_bos_token", True)}
     tokenizer = AutoTokenizer.from_pretrained(
         gguf.parent, config=config, gguf_file=gguf.name, **(start if is_like_llama3 else {})
     )
+    backend = tokenizer.backend_tokenizer
     if is_like_llama3:
-        tokenizer.backend_tokenizer.model.ignore_merges = True
+        backend.model.ignore_merges = True
+    is_spaced = header.fields.get("tokenizer.ggml.add_space_prefix", True)
+    if not is_spaced and isinstance(backend.pre_tokenizer, Metaspace):  # Gemma's adds no space
+        backend.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
     tokenizer.save_pretrained(directory)
 
 

@@ -208,20 +208,22 @@ def _spelled(token: str) -> str:
 
 
 def _llama(metadata: _Metadata) -> Tokenizer:
-    """SentencePiece's BPE, as of Llama 2 and Mistral: a space before the first word."""
+    """SentencePiece's BPE, as of Llama 2 and Mistral: a space before the first word, if any."""
+    is_spaced = metadata.fields.get("add_space_prefix", True)
+    scheme = "first" if is_spaced else "never"
     backend = _byte_fallback(metadata.tokens, _merges(metadata))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence([*_spaces(), decoders.Strip(" ", 1, 0)])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    backend.decoder = _without_space() if is_spaced else decoders.Sequence(_spaces())
     return backend
 
 
 def _phi3(metadata: _Metadata) -> Tokenizer:
     """Like Llama's, but with a space before each part of a text between special tokens."""
-    backend = _llama(metadata)
-    backend.pre_tokenizer = None
+    backend = _byte_fallback(metadata.tokens, _merges(metadata))
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
     )
+    backend.decoder = _without_space()
     return backend
 
 
@@ -263,6 +265,11 @@ def _byte_fallback(
 
 def _spaces() -> list[Any]:
     return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def _without_space() -> Any:
+    """Decoder that removes the space before the first word."""
+    return decoders.Sequence([*_spaces(), decoders.Strip(" ", 1, 0)])
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
