@@ -19,7 +19,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.load.convert import convert_tokenizer
-from pagedserve.models.load.gguf_header import read_header
+from pagedserve.models.load.gguf_header import chat_template_of, read_header
 from pagedserve.models.tokenizer.gguf_tokenizer import SPLITS, tokenizer_of_gguf
 from pagedserve.output.detokenizer import Detokenizer
 from tests.support.tokenizer_kinds import (
@@ -218,6 +218,27 @@ def test_digits_of_starcoder_are_apart(tmp_path: Path, is_converted: bool) -> No
     write_gguf(path, "starcoder2", "gpt2", token_types=[CONTROL, *[NORMAL] * 3], **fields)
     tokenizer: Any = converted(path) if is_converted else tokenizer_of_gguf(path)
     assert tokenizer("12").input_ids == [1, 2]
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_chat_templates_have_names(tmp_path: Path, is_converted: bool) -> None:
+    path = tmp_path / "model.gguf"
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with {{ tools | length }} tool"},
+    ]
+    write_gguf(path, "llama", "gpt2", **byte_level_fields("smollm") | {"chat_template": named})
+    tokenizer: Any = converted(path) if is_converted else tokenizer_of_gguf(path)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    messages = [{"role": "user", "content": "the"}]
+    for tools, expected in ((None, "plain"), ([tool], "with 1 tool")):
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert text == expected
+
+
+def test_names_of_chat_templates_are_no_paths() -> None:
+    with pytest.raises(ValueError, match=r"it has the chat template '\.\./a'; names have letters"):
+        chat_template_of({"tokenizer.chat_template.../a": "text"})
 
 
 def converted(path: Path) -> PreTrainedTokenizerBase:

@@ -28,6 +28,7 @@ from pagedserve.models.load.gguf_fields import complete_config, rope_divisors
 from pagedserve.models.load.gguf_header import (
     LIKE_LLAMA3,
     GgufHeader,
+    chat_template_of,
     check_known,
     read_header,
 )
@@ -183,6 +184,7 @@ def convert_tokenizer(
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )
+    tokenizer.chat_template = chat_template_of(header.fields)
     tokenizer.save_pretrained(directory)
 
 

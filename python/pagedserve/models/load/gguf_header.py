@@ -11,6 +11,7 @@ read them.
 """
 
 import os
+import re
 import struct
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ LIKE_LLAMA3: Final = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"),
     *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
 )
+_TEMPLATE: Final = "tokenizer.chat_template"
 # Tensors that exist where a config has these fields set.
 BIASES: Final = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 # Prefixes of the names of tensors without which a model computes something else.
@@ -76,6 +78,25 @@ def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
     if isinstance(tokens := fields.get("tokenizer.ggml.tokens"), TextList):
         found += [index for index, token in enumerate(tokens.read()) if token in _END_TEXTS]
     return [token for place, token in enumerate(found) if token not in found[:place]]
+
+
+def chat_template_of(fields: Mapping[str, Any]) -> Any:
+    """Chat template of a header's fields, or several by name; None without any.
+
+    Raises:
+        ValueError: One is not UTF-8, or has a name that may not become that of a file.
+    """
+    default = fields.get(_TEMPLATE)
+    start = f"{_TEMPLATE}."
+    named = {name.removeprefix(start): fields[name] for name in fields if name.startswith(start)}
+    if odd := [name for name in named if not re.fullmatch(r"\w+", name, re.ASCII)]:
+        raise ValueError(f"it has the chat template {odd[0][:80]!r}; names have letters and digits")
+    for text in (default, *named.values()):
+        if isinstance(text, str):
+            text.encode()
+    if not named:
+        return default
+    return named if default is None else named | {"default": default}
 
 
 def rope_scaling(architecture: str, fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -25,8 +25,14 @@ from tokenizers.processors import TemplateProcessing
 from pagedserve.byte_alphabet import BYTE_OF_CHARACTER, CHARACTER_OF_BYTE
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.families.table import family_of_gguf
-from pagedserve.models.load.gguf_header import LIKE_LLAMA3, GgufHeader, TextList, read_header
-from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
+from pagedserve.models.load.gguf_header import (
+    LIKE_LLAMA3,
+    GgufHeader,
+    TextList,
+    chat_template_of,
+    read_header,
+)
+from pagedserve.models.tokenizer.fast_tokenizer import ChatTemplate, FastTokenizer
 
 _SPACE: Final = "▁"
 # A character outside the alphabet of bytes.
@@ -78,12 +84,12 @@ class _Metadata:
     Attributes:
         architecture: ``general.architecture``.
         fields: The others, by their names without ``tokenizer.ggml.``.
-        chat_template: ``tokenizer.chat_template``.
+        chat_template: ``tokenizer.chat_template``, or with others beside it all by name.
     """
 
     architecture: str
     fields: Mapping[str, Any]
-    chat_template: str | None
+    chat_template: ChatTemplate | None
 
     @classmethod
     def of(cls, header: GgufHeader) -> Self:
@@ -93,9 +99,6 @@ class _Metadata:
             UnicodeError: A token or the chat template is not UTF-8.
         """
         start, fields = "tokenizer.ggml.", header.fields
-        chat_template = fields.get("tokenizer.chat_template")
-        if isinstance(chat_template, str):
-            chat_template.encode()
         return cls(
             architecture=str(fields.get("general.architecture")),
             fields={
@@ -103,7 +106,7 @@ class _Metadata:
                 for name, value in fields.items()
                 if name.startswith(start)
             },
-            chat_template=chat_template,
+            chat_template=chat_template_of(fields),
         )
 
     @property
