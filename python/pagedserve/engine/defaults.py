@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
+from pagedserve.models.load.gguf_header import read_header
 from pagedserve.models.load.sources import find_source
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 # Tokens per step with chunked prefill: with many simultaneous conversations the last first token
 # comes sooner than with the engine's 512 (benches/results/2026-11-22-serving.md).
 STEP_TOKENS: Final = 768
+
+# Keys of generation_config.json by those of a GGUF file, after the prefix.
+_GGUF_PREFIX: Final = "general.sampling."
+_GGUF_KEYS: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def default_sampling_params(args: EngineArgs) -> SamplingParams:
@@ -43,12 +54,12 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
 
 
 def _recommended(args: EngineArgs) -> dict[str, Any]:
-    """Contents of ``generation_config.json``; a GGUF file has none."""
+    """Contents of ``generation_config.json``, or what a GGUF file has of it."""
     directory = Path(args.generation_config)
     if args.generation_config == "auto":
         source = find_source(args)
         if source.is_gguf:
-            return {}
+            return _read_gguf(source.path)
         directory = source.path
     return _read(directory / "generation_config.json", args.generation_config)
 
@@ -63,6 +74,15 @@ def _read(path: Path, named: str) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"generation_config: {path} holds no JSON object")
     return dict(config)
+
+
+def _read_gguf(path: Path) -> dict[str, Any]:
+    try:
+        fields = read_header(path).fields
+    except ValueError as error:
+        raise ConfigError(f"generation_config: cannot read {path}: {error}") from error
+    named = {name: fields.get(f"{_GGUF_PREFIX}{key}") for key, name in _GGUF_KEYS.items()}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def server_defaults(args: EngineArgs, model: "ModelInfo") -> EngineArgs:
