@@ -68,7 +68,7 @@ def compare(
         assert output.prompt_token_ids == prompt
         assert [ours.token_ids for ours in found] == [theirs.token_ids for theirs in expected]
         for ours, theirs in zip(found, expected, strict=True):
-            has_ended = ours.token_ids[-1] in reference.eos_token_ids
+            has_ended = ours.token_ids[-1] == reference.eos_token_id
             assert ours.finish_reason == ("stop" if has_ended else "length")
             assert ours.cumulative_logprob is not None
             num_tokens = len(ours.token_ids)

@@ -41,7 +41,7 @@ def test_beams_are_what_transformers_says(smollm2: LLM, peer: Any, width: int) -
     tokenizer = smollm2.get_tokenizer()
     now = beams.ask_live(peer, tokenizer, beams.RECORDED_GRID, width)
     recorded = beams.recorded(width)
-    assert (now.prompts, now.eos_token_ids) == (recorded.prompts, recorded.eos_token_ids)
+    assert (now.prompts, now.eos_token_id) == (recorded.prompts, recorded.eos_token_id)
     for (way, asked), (same_way, kept) in zip(now.answers, recorded.answers, strict=True):
         assert way == same_way
         for found, expected in zip(asked, kept, strict=True):

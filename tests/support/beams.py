@@ -98,13 +98,13 @@ class BeamReference:
     """The prompts, and what transformers' searches of one width find.
 
     Attributes:
-        eos_token_ids: Tokens that end a sequence.
+        eos_token_id: What ends a sequence.
         num_tokens: New tokens at most.
         prompts: Token ids.
         answers: For each way the answers of each prompt, best first.
     """
 
-    eos_token_ids: list[int]
+    eos_token_id: int
     num_tokens: int
     prompts: list[list[int]]
     answers: list[tuple[Way, list[list[Answer]]]]
@@ -210,16 +210,16 @@ def ask_width(
 def ask_live(model: Any, tokenizer: Tokenizer, grid: Grid, width: int) -> BeamReference:
     """Ask transformers' model now."""
     prompts = prompts_of(tokenizer, grid.num_prompts)
-    eos_token_ids = list(model.generation_config.eos_token_id)
+    eos_token_id = int(model.generation_config.eos_token_id)
     answers = ask_width(model, prompts, grid, width)
-    return BeamReference(eos_token_ids, grid.num_tokens, prompts, answers)
+    return BeamReference(eos_token_id, grid.num_tokens, prompts, answers)
 
 
 def ask(model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Ask transformers' model everything that is recorded."""
     prompts = prompts_of(tokenizer, RECORDED_GRID.num_prompts)
     return {
-        "eos_token_ids": list(model.generation_config.eos_token_id),
+        "eos_token_id": int(model.generation_config.eos_token_id),
         "num_tokens": RECORDED_GRID.num_tokens,
         "prompts": prompts,
         "searches": {
@@ -236,4 +236,4 @@ def recorded(width: int) -> BeamReference:
         (Way(*way), [[Answer(*answer) for answer in prompt] for prompt in found])
         for way, found in record["searches"][str(width)]
     ]
-    return BeamReference(record["eos_token_ids"], record["num_tokens"], record["prompts"], answers)
+    return BeamReference(record["eos_token_id"], record["num_tokens"], record["prompts"], answers)

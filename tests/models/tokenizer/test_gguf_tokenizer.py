@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -208,16 +207,6 @@ def test_no_space_is_added_where_the_file_says_so(tmp_path: Path, is_converted: 
         ids = tokenizer(text, add_special_tokens=False).input_ids
         assert tokenizer.convert_ids_to_tokens(ids) == tokens
         assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("is_converted", [False, True])
-def test_digits_of_starcoder_are_apart(tmp_path: Path, is_converted: bool) -> None:
-    path = tmp_path / "model.gguf"
-    lists = {"token_list": ["<s>", "1", "2", "12"], "token_merges": ["1 2"]}
-    fields = {"tokenizer_pre": "starcoder", "bos_token_id": 0, "eos_token_id": 0} | lists
-    write_gguf(path, "starcoder2", "gpt2", token_types=[CONTROL, *[NORMAL] * 3], **fields)
-    tokenizer: Any = converted(path) if is_converted else tokenizer_of_gguf(path)
-    assert tokenizer("12").input_ids == [1, 2]
 
 
 @pytest.mark.parametrize("is_converted", [False, True])

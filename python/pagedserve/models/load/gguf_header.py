@@ -57,11 +57,12 @@ BIASES: Final = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_u
 _READ_WHOLE: Final = ("blk.", "output")
 # Fields of the tokens that end a text, a turn or a message.
 _ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-# Such tokens in a vocabulary, which llama.cpp finds by their texts.
+# Ends of a turn in a vocabulary, which llama.cpp finds by their texts: some files name the end of a
+# text alone.
 _END_TEXTS: Final = frozenset(
     {
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
-        *("<|end_of_text|>", "<EOT>", "_<EOT>", "<end_of_utterance>"),
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>"),
+        *("<EOT>", "_<EOT>", "<end_of_utterance>"),
     }
 )
 
