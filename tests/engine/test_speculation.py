@@ -156,7 +156,9 @@ def test_earlier_outputs_are_looked_up_under_the_same_salt(tiny: Model) -> None:
 
 
 @pytest.mark.parametrize("memory", ["swap", "all at once"])
-def test_a_smaller_model_guesses(tiny: Model, memory: str) -> None:
+def test_a_smaller_model_guesses(
+    tiny: Model, memory: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """As small as the large one, and so always right about what is likeliest."""
     config = {"model": tiny.name, "num_speculative_tokens": 3, "kv_cache_memory": 1 << 22}
     llm = drafting(tiny.load(MEMORIES[memory] | {"speculative_config": config}))
@@ -165,6 +167,7 @@ def test_a_smaller_model_guesses(tiny: Model, memory: str) -> None:
     (answer,) = llm.generate(TokensPrompt(prompt_token_ids=[5, 6, 7]), params, use_tqdm=False)
     assert answer.metrics is not None
     assert (answer.metrics.num_draft_tokens, answer.metrics.num_accepted_tokens) == (12, 12)
+    assert "no draft tokens" not in caplog.text
 
 
 def test_a_smaller_model_with_other_tokens_is_refused(tiny: Model, model_package: None) -> None:

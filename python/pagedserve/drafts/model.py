@@ -9,7 +9,7 @@ from pagedserve.drafts.proposer import DraftedText
 from pagedserve.errors import RequestError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.outputs import RequestOutput
-from pagedserve.sampling_params import SamplingParams
+from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -91,4 +91,10 @@ def _prompt(text: DraftedText) -> TokensPrompt:
 
 
 def _likeliest(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    return SamplingParams(
+        temperature=0,
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
