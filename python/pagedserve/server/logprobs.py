@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two formats, and those of prompts in vLLM's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -100,14 +100,13 @@ def completion_logprobs(
             tops.append(None)
             continue
         values.append(finite(entry[token_id].logprob))
-        # The chosen token is included even if it is not among the most likely.
-        tops.append(
-            {
-                names(token): finite(known.logprob)
-                for token, known in entry.items()
-                if num_top < 0 or known.rank <= num_top or token == token_id
-            }
-        )
+        # The chosen token is included even if it is not among the most likely.  Of tokens with one
+        # name it counts, or else the most likely.
+        top = {}
+        for token, known in (*_top(entry, num_top), (token_id, entry[token_id])):
+            if token == token_id or names(token) not in top:
+                top[names(token)] = finite(known.logprob)
+        tops.append(top)
     return {
         "tokens": [names(token_id) for token_id in token_ids],
         "token_logprobs": values,
@@ -130,14 +129,19 @@ def chat_logprobs(
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         known = entry or {}
-        top = [
-            described(token, logprob.logprob)
-            for token, logprob in known.items()
-            if num_top < 0 or logprob.rank <= num_top
-        ]
+        top = [described(token, logprob.logprob) for token, logprob in _top(known, num_top)]
         chosen = known[token_id].logprob if token_id in known else _LEAST
         content.append({**described(token_id, chosen), "top_logprobs": top})
     return {"content": content}
+
+
+def _top(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    """The most likely tokens of a position, at most ``num_top``; -1 is all.
+
+    An entry has them first; a chosen token that is none of them follows, even with the rank of one.
+    """
+    likely = list(entry.items())
+    return likely if num_top < 0 else [each for each in likely[:num_top] if each[1].rank <= num_top]
 
 
 def prompt_logprobs(entries: Sequence[Entry]) -> list[dict[str, Any] | None]:

@@ -1,0 +1,40 @@
+"""Log-probabilities in OpenAI's formats, from the entries of an engine."""
+
+import pytest
+
+from pagedserve.output.detokenizer import Detokenizer
+from pagedserve.outputs import Logprob
+from pagedserve.server.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from tests.support.formula import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+NAMES = TokenNames(Detokenizer(TOKENIZER), as_ids=False)
+# Two bytes that are no characters alone, so that their names are one.
+FIRST, SECOND = TOKENIZER("é", add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("chosen", [FIRST, SECOND])
+def test_of_tokens_with_one_name_the_chosen_one_counts(chosen: int) -> None:
+    values = {FIRST: -0.2, SECOND: -9.0}
+    entry = {
+        token: Logprob(value, rank, None) for rank, (token, value) in enumerate(values.items())
+    }
+    found = completion_logprobs(NAMES, 2, [chosen], [entry])
+    assert found["token_logprobs"] == [values[chosen]]
+    assert found["top_logprobs"] == [{"\ufffd": values[chosen]}]
+
+
+def test_of_others_with_one_name_the_most_likely_counts() -> None:
+    (chosen,) = TOKENIZER("a", add_special_tokens=False).input_ids
+    values = {FIRST: -0.2, SECOND: -9.0, chosen: -11.0}
+    ranked = enumerate(values.items(), 1)
+    entry = {token: Logprob(value, rank, None) for rank, (token, value) in ranked}
+    found = completion_logprobs(NAMES, 2, [chosen], [entry])
+    assert found["top_logprobs"] == [{"\ufffd": -0.2, "a": -11.0}]
+
+
+def test_a_chosen_token_that_ties_with_the_last_adds_none_to_the_top_of_a_chat() -> None:
+    entry = {FIRST: Logprob(-0.5, 1, None), SECOND: Logprob(-0.5, 1, None)}
+    (content,) = chat_logprobs(NAMES, 1, [SECOND], [entry])["content"]
+    assert content["logprob"] == -0.5
+    assert [top["bytes"] for top in content["top_logprobs"]] == [[0xC3]]
