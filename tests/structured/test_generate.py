@@ -205,6 +205,18 @@ def test_a_text_ends_where_it_must(smollm2: LLM) -> None:
     assert "age" not in texts(smollm2, [whole])[0][0]
 
 
+def test_a_complete_text_ends_though_its_tokens_alone_are_allowed(smollm2: LLM) -> None:
+    digits = [smollm2.get_tokenizer().convert_tokens_to_ids(digit) for digit in "0123456789"]
+    params = SamplingParams(
+        max_tokens=8,
+        allowed_token_ids=digits,
+        structured_outputs=StructuredOutputsParams(regex="[0-9]{3}"),
+    )
+    (answer,) = smollm2.generate(PROMPT, params, use_tqdm=False)
+    assert answer.outputs[0].finish_reason == "stop"
+    assert re.fullmatch("[0-9]{3}", answer.outputs[0].text)
+
+
 def test_preempted_requests_write_what_they_would_have(
     smollm2: LLM, tiny_config: dict[str, Any], tmp_path: Path
 ) -> None:

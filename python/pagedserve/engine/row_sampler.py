@@ -150,6 +150,9 @@ class RowSampler:
             pair_start=pair_start,
         )
         edits = {name: getattr(params, name) for name in _UNEDITED}
+        if grammar is not None and (allowed := params.allowed_token_ids) is not None:
+            # A text that is complete ends, whatever tokens it may have.
+            edits["allowed_token_ids"] = (*allowed, *grammar.eos_token_ids)
         self._make_edits = partial(LogitsEdits, **edits, prompt_token_ids=prompt_token_ids)
         self._has_edits = bad_words is not None or edits != _UNEDITED
         self._plain = self._make()

@@ -42,9 +42,9 @@ class GrammarState:
 
     __slots__ = (
         "_admitted",
-        "_eos_token_ids",
         "_forced",
         "_matcher",
+        "eos_token_ids",
         "fault",
         "num_words",
         "opening",
@@ -63,7 +63,7 @@ class GrammarState:
         self._admitted: int | None = None
         # Tokens of the text that must follow an earlier state, and the index of the next one.
         self._forced: tuple[list[int], int] = ([], 0)
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self.num_words = num_words
         self.fault: str | None = None
 
@@ -71,7 +71,7 @@ class GrammarState:
         """Whether a token is allowed next."""
         if token_id == self.opening:
             return True
-        if token_id in self._eos_token_ids:
+        if token_id in self.eos_token_ids:
             return bool(self.matcher.is_accepting())
         if self.matcher.try_consume_tokens([token_id]) == 0:
             return False
@@ -89,7 +89,7 @@ class GrammarState:
     def copy(self, opening: int | None = None) -> "GrammarState":
         """Copy the state, for another text."""
         matcher = self.matcher.deep_copy()
-        copied = GrammarState(matcher, self._eos_token_ids, self.num_words, opening)
+        copied = GrammarState(matcher, self.eos_token_ids, self.num_words, opening)
         copied._forced = self._forced
         return copied
 
@@ -134,6 +134,11 @@ class GrammarStates:
         self._start = start
         self._num_kept = num_kept
         self._by_tokens: OrderedDict[tuple[int, ...], GrammarState] = OrderedDict()
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end a text."""
+        return self._start.eos_token_ids
 
     def forced(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that encode the text that must follow ``token_ids``, if any must."""
