@@ -15,6 +15,10 @@ GRAMMAR_FAULT: Final = "the grammar cannot continue"
 NO_TOKEN_LEFT: Final = "no token is left to sample: the edited logits"
 
 
+# Clients look for these words, and then shorten the prompt.
+TOO_LONG: Final = "prompt is too long for the maximum context length"
+
+
 class PagedServeError(Exception):
     """Base class of all exceptions of pagedserve."""
 

@@ -436,3 +436,10 @@ def test_a_chat_counts_its_tokens_whatever_max_tokens_is_beside_its_limit(shared
         "/v1/chat/completions", json={"messages": [{"role": "user", "content": "3"}], **limits}
     )
     assert answer.json()["usage"]["completion_tokens"] == 3, answer.text
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for(
+    shared: Served,
+) -> None:
+    error = shared.complete(prompt=[1] * 200).json()["error"]
+    assert "maximum context length" in error["message"]

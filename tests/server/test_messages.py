@@ -365,3 +365,14 @@ def test_the_route_is_described_counted_and_logged(
         line.startswith(f"{message.id}: prompts 1") and "new 12" in line for line in lines
     ), lines
     assert any("POST /v1/messages/count_tokens, 200" in line for line in lines), lines
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for(
+    server: Served,
+) -> None:
+    for length in (300, 100_000):
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": "a" * length}]}
+        answer = server.http.post("/v1/messages", json=body | {"model": "formula"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.json()["error"]["message"].startswith("prompt is too long")

@@ -21,7 +21,7 @@ from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import OWN_DRAWS, DrawKey, RowSampler
 from pagedserve.engine.stats import request_time
 from pagedserve.engine.thinking import Thinking, ThinkingTags
-from pagedserve.errors import RequestError
+from pagedserve.errors import TOO_LONG, RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
 from pagedserve.inputs.branches import check_read_params
@@ -266,7 +266,7 @@ class InputProcessor:
         num_tokens += max((len(branch.token_ids) for branch in prompt.branches), default=0)
         refusal = self.scheduler.prompt_refusal(num_tokens)
         if refusal is not None:
-            raise RequestError(f"{name} {refusal}")
+            raise RequestError(f"{TOO_LONG}: {name} {refusal}")
         return replace(tokenized, token_ids=token_ids), images
 
     def _check_generates(self, prompt: ParsedPrompt, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from pagedserve._core import Scheduler
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
-from pagedserve.errors import RequestError
+from pagedserve.errors import TOO_LONG, RequestError
 from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
@@ -97,13 +97,14 @@ class PoolingProcessor:
         token_ids = tokenized.token_ids[:most]
         if len(token_ids) > self.max_model_len:
             raise RequestError(
-                f"{name} has {len(token_ids)} tokens; it must have at most {self.max_model_len}, "
+                f"{TOO_LONG}: {name} has {len(token_ids)} tokens; it must have at most "
+                f"{self.max_model_len}, "
                 "or truncate_prompt_tokens=-1 shortens it"
             )
         # No token follows it, so it may have max_model_len tokens.
         refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
         if refusal is not None:
-            raise RequestError(f"{name} {refusal}")
+            raise RequestError(f"{TOO_LONG}: {name} {refusal}")
         return replace(tokenized, token_ids=token_ids, pair_start=pair_start)
 
     def _encoded_pair(

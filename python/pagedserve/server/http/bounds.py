@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from pagedserve.errors import RequestError
+from pagedserve.errors import TOO_LONG, RequestError
 from pagedserve.lora.request import MAX_NAME_CHARACTERS
 from pagedserve.regular_files import MAX_PATH_CHARACTERS
 from pagedserve.sampling_params.structured_outputs import MAX_CHARS, MAX_CHOICES
@@ -238,7 +238,8 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
     """
     if (size := num_rendered(body)) > most:
         raise RequestError(
-            f"messages has {size} characters; at most {most} are accepted", param="messages"
+            f"{TOO_LONG}: messages has {size} characters; at most {most} are accepted",
+            param="messages",
         )
 
 
