@@ -195,6 +195,7 @@ def test_files_of_torch_are_refused(saved: Path) -> None:
         ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
         ({"architectures": ["LlamaForSequenceClassification"]}, r"lack 1 .* 'score\.weight'"),
         ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"is_causal": False}, "is_causal is False"),
         ({"hidden_act": "relu"}, "hidden_act is relu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope_type is 'yarn'"),

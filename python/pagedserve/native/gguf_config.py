@@ -25,6 +25,7 @@ _KEYS: Final = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
     "attention.sliding_window": "sliding_window",
+    "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",

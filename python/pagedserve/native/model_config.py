@@ -60,6 +60,7 @@ def _refuse(family: DecoderFamily, fields: Mapping[str, Any]) -> None:
         "quantization_config": bool(fields.get("quantization_config")),
         "mlp_bias": bool(fields.get("mlp_bias")),
         "use_bidirectional_attention": bool(fields.get("use_bidirectional_attention")),
+        "is_causal": fields.get("is_causal") is False,
         "partial_rotary_factor": fields.get("partial_rotary_factor", 1) != 1,
         "hidden_act": act is not None and act not in family.activations,
     }

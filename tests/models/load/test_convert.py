@@ -131,6 +131,17 @@ def test_weights_that_are_not_read_are_named(
         LLM(str(path), backend=backend, use_tqdm_on_load=False)
 
 
+@pytest.mark.parametrize("backend", ["torch", "native", "auto"])
+def test_attention_in_both_directions_is_refused(
+    save: Callable[..., Path], tmp_path: Path, backend: Any
+) -> None:
+    fields = VOCABULARY | {"llama.attention.causal": False}
+    path = write_gguf(save("llama"), tmp_path / "model.gguf", fields=fields)
+    refusal = "is_causal is False" if backend == "native" else "logits differ"
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        LLM(str(path), backend=backend, use_tqdm_on_load=False)
+
+
 def test_biases_are_those_of_the_file(
     save: Callable[..., Path], tmp_path: Path, assert_exact: Callable[..., None]
 ) -> None:

@@ -82,10 +82,12 @@ def complete_config(
 def _complete_attention(
     config: "PretrainedConfig", architecture: str, fields: Mapping[str, Any]
 ) -> None:
-    """Add the scale, the caps and the windows of attention."""
+    """Add the scale, the caps, the direction and the windows of attention."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if (cap := fields.get(f"{architecture}.{name}")) is not None and hasattr(config, name):
             setattr(config, name, float(cap))
+    if fields.get(f"{architecture}.attention.causal") is False:
+        config.is_causal = False
     family = family_of_gguf(architecture)
     if not isinstance(family, DecoderFamily):
         return
