@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from pagedserve import LLM, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.server.generation import Usage
 from tests.encoder_decoder.conftest import FAMILIES, START, MakeFamily, prompts
-from tests.support.tiny import save_tiny_llama
+from tests.support.tiny import EOS, save_tiny_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 # Of each kind of positions one: absolute and relative.  The scheduler treats all families alike.
@@ -72,6 +73,18 @@ def test_text_goes_to_the_encoder(family: MakeFamily) -> None:
     read = tokenizer("w5w6w7").input_ids
     assert (output.encoder_prompt_token_ids, output.prompt_token_ids) == (read, [START])
     assert tokens_of([output]) == [model.generate(read, 20)]
+
+
+def test_the_text_of_a_decoder_gets_no_special_tokens_but_its_start(
+    family: MakeFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm: Any = family("bart").load()
+    ends = TemplateProcessing(single="$A w2", special_tokens=[("w2", EOS)])
+    monkeypatch.setattr(llm.get_tokenizer().backend_tokenizer, "post_processor", ends)
+    prompt = {"encoder_prompt": " w5", "decoder_prompt": " w6"}
+    (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert output.encoder_prompt_token_ids == [5, EOS]
+    assert output.prompt_token_ids == [START, 6]
 
 
 def test_the_text_of_an_encoder_is_not_truncated_but_counted(family: MakeFamily) -> None:

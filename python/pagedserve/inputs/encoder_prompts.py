@@ -101,15 +101,19 @@ def split_prompt(
         heard = _audio_for_encoder(prompt, name, audio, known.max_encoder_len)
         decoder, rules = _begin_speech(prompt, known.speech, name, encode_bare, vocab_size)
         return SplitPrompt(decoder, heard, rules)
-    return _split_text(prompt, known, name, encode, vocab_size)
+    return _split_text(
+        prompt, known, name, vocab_size=vocab_size, encode=encode, encode_bare=encode_bare
+    )
 
 
 def _split_text(
     prompt: ParsedPrompt,
     known: EncoderDecoder,
     name: str,
-    encode: Callable[[str], list[int]],
+    *,
     vocab_size: int,
+    encode: Callable[[str], list[int]],
+    encode_bare: Callable[[str], list[int]],
 ) -> SplitPrompt:
     encoder = prompt if prompt.encoder is None else prompt.encoder
     if prompt.images or encoder.images:
@@ -124,7 +128,8 @@ def _split_text(
     input_ = EncoderInput(inputs=read.token_ids, num_states=num_states, text=read.text)
     if prompt.encoder is None or (prompt.text is None and prompt.token_ids is None):
         return SplitPrompt(replace(prompt, token_ids=known.decoder_prompt), input_)
-    given = tokenize_prompt(prompt, name, encode=encode, vocab_size=vocab_size).token_ids
+    # New tokens follow it, so it must not end with </s>.
+    given = tokenize_prompt(prompt, name, encode=encode_bare, vocab_size=vocab_size).token_ids
     return SplitPrompt(replace(prompt, token_ids=_started(given, known)), input_)
 
 
