@@ -175,6 +175,7 @@ def test_images_are_decoded_one_at_a_time(
         ("data:image/png;base64,aGVsbG8=", "cannot be decoded"),
         ("data:image/svg+xml;base64,PHN2Zy8+", "accepted are PNG, JPEG, WEBP, GIF, BMP"),
         (png_of(6_000, 6_000), "6000 x 6000 pixels"),
+        (png_of(1, 201), "1 x 201 pixels; its longer side must be at most 200 times"),
         (png_of(60_000, 60_000), "cannot be decoded (DecompressionBombError)"),
         (png_of(16, 16), "cannot be decoded"),
     ],

@@ -23,6 +23,9 @@ TEXT_ALONE: Final = "the model does not accept images"
 # Limits of one image: bytes of its file, and pixels after decoding.
 MAX_BYTES: Final = 32 << 20
 MAX_PIXELS: Final = 1 << 25
+# Limit of the longer side, as a multiple of the shorter one: processors that resize the shorter
+# side to a fixed length multiply the pixels of a thin image.
+MAX_ASPECT_RATIO: Final = 200
 # Limit for all images of a conversation; each is decoded after the previous one is preprocessed.
 MAX_SUM_PIXELS: Final = 1 << 27
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -210,6 +213,11 @@ def _check_size(size: Sequence[int], name: str) -> None:
     if not 0 < width * height <= MAX_PIXELS:
         raise RequestError(
             f"an image of {name} has {width} x {height} pixels; accepted are 1 to {MAX_PIXELS}"
+        )
+    if max(size) > MAX_ASPECT_RATIO * min(size):
+        raise RequestError(
+            f"an image of {name} has {width} x {height} pixels; its longer side must be at most "
+            f"{MAX_ASPECT_RATIO} times the shorter one"
         )
 
 
