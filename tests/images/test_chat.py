@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pagedserve import EngineArgs, LLMEngine, RequestError, SamplingParams
 from pagedserve.inputs.images import MAX_SUM_PIXELS, EncodedImage, image_of_url, images_of_parts
@@ -114,14 +114,30 @@ def test_chats_with_images_over_http(served: tuple[Served, Family]) -> None:
     server.wait_until_idle()
 
 
-def test_a_photograph_is_turned_upright() -> None:
-    image = picture(1, 16, 32)
-    exif = Image.Exif()
-    exif[0x0112] = 6
+def turned(orientation: int, *tags: bytes) -> bytes:
+    """A PNG whose EXIF has this orientation and further tags."""
+    entries = [struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0), *tags]
+    directory = struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
     buffer = BytesIO()
-    image.rotate(90, expand=True).save(buffer, "JPEG", exif=exif)
-    url = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    assert image_of_url(url).decoded().size == (16, 32)
+    picture(1, 16, 32).save(buffer, "PNG", exif=b"Exif\0\0II*\0\x08\0\0\0" + directory)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_a_photograph_is_turned_upright(orientation: int) -> None:
+    content = turned(orientation)
+    expected = ImageOps.exif_transpose(Image.open(BytesIO(content)))
+    assert EncodedImage(content, (16, 32)).decoded().tobytes() == expected.tobytes()
+
+
+def test_metadata_that_pillow_cannot_write_are_accepted() -> None:
+    content = turned(6, struct.pack("<HHIf", 0x010E, 11, 1, 1.0))  # a description that is a float
+    with pytest.raises(AttributeError):
+        ImageOps.exif_transpose(Image.open(BytesIO(content)))
+    assert EncodedImage(content, (16, 32)).decoded().size == (32, 16)
+
+
+def test_an_image_with_a_palette_becomes_rgb() -> None:
     with_palette = Image.new("P", (4, 4))
     assert image_of_url(data_url(with_palette, "GIF")).decoded().mode == "RGB"
 

@@ -29,6 +29,17 @@ MAX_ASPECT_RATIO: Final = 200
 # Limit for all images of a conversation; each is decoded after the previous one is preprocessed.
 MAX_SUM_PIXELS: Final = 1 << 27
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# Tag of EXIF, and what turns an image upright by its value; others leave it unchanged.
+_ORIENTATION: Final = 0x0112
+_TURNS: Final = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 _DATA: Final = "data:"
 _BASE64: Final = ";base64"
 # Characters of a URL that an error message quotes.
@@ -76,11 +87,14 @@ class EncodedImage:
         Raises:
             RequestError: The file cannot be decoded.
         """
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         with _decoding():
             opened = Image.open(BytesIO(self.content), formats=_FORMATS)
-            return ImageOps.exif_transpose(opened).convert("RGB")
+            # Not ImageOps.exif_transpose, which writes all of the metadata anew and may fail.
+            turn = _TURNS.get(opened.getexif().get(_ORIENTATION, 1))
+            image = opened.convert("RGB")
+            return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
 def decoded(image: "GivenImage") -> "Image":
