@@ -142,6 +142,14 @@ def test_an_image_with_a_palette_becomes_rgb() -> None:
     assert image_of_url(data_url(with_palette, "GIF")).decoded().mode == "RGB"
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L", "I;16"])
+def test_transparent_images_are_put_on_white(mode: str) -> None:
+    image, buffer = Image.new(mode, (2, 1), 0), BytesIO()
+    transparent: dict[str, Any] = {"RGBA": None, "LA": None, "RGB": (0, 0, 0)}
+    image.save(buffer, "PNG", transparency=transparent.get(mode, 0))
+    assert EncodedImage(buffer.getvalue(), (2, 1)).decoded().tobytes() == b"\xff" * 6
+
+
 def png_of(width: int, height: int) -> str:
     """A PNG that says how large it is, and has no pixels."""
     content = b"\x89PNG\r\n\x1a\n"

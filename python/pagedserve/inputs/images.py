@@ -82,7 +82,7 @@ class EncodedImage:
     size: tuple[int, int]
 
     def decoded(self) -> "Image":
-        """Decode to a Pillow image, upright and in RGB.
+        """Decode to a Pillow image, upright and in RGB, on white where it is transparent.
 
         Raises:
             RequestError: The file cannot be decoded.
@@ -93,7 +93,7 @@ class EncodedImage:
             opened = Image.open(BytesIO(self.content), formats=_FORMATS)
             # Not ImageOps.exif_transpose, which writes all of the metadata anew and may fail.
             turn = _TURNS.get(opened.getexif().get(_ORIENTATION, 1))
-            image = opened.convert("RGB")
+            image = _on_white(opened) if opened.has_transparency_data else opened.convert("RGB")
             return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
@@ -201,6 +201,14 @@ def _encoded(content: bytes) -> EncodedImage:
     with _decoding(), Image.open(BytesIO(content), formats=_FORMATS) as opened:
         _check_size(opened.size, "a message")
         return EncodedImage(content, opened.size)
+
+
+def _on_white(image: "Image") -> "Image":
+    from PIL.Image import new
+
+    image, white = image.convert("RGBA"), new("RGB", image.size, "white")
+    white.paste(image, mask=image)
+    return white
 
 
 @contextmanager
