@@ -280,6 +280,12 @@ def test_long_texts_are_shortened_where_that_is_asked_for(embedding: Served) -> 
         assert answer["usage"]["prompt_tokens"] == 256
 
 
+def test_shortened_texts_keep_tokens_after_many_spaces(embedding: Served, offline: LLM) -> None:
+    body = {"input": f"{' ' * 20_000}{TEXTS[0]}", "truncate_prompt_tokens": -1}
+    answer = embedding.http.post("/v1/embeddings", json=body).json()
+    assert answer["data"][0]["embedding"] == pytest.approx(vectors(offline, TEXTS[0])[0], abs=1e-6)
+
+
 def test_a_model_that_generates_refuses_by_name(shared: Served) -> None:
     for path, body in (
         ("/v1/embeddings", {"input": "x"}),

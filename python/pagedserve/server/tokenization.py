@@ -200,6 +200,23 @@ class Tokenization:
             RequestError: The text is too long, or not valid Unicode.
         """
         self.check_length(text, "the prompt")
+        return await self._encoded(text, add_special_tokens=add_special_tokens)
+
+    async def prefix(self, text: str, num_tokens: int) -> str:
+        """Return a prefix that has at least ``num_tokens`` tokens; the text if it has fewer.
+
+        Raises:
+            RequestError: The text is not valid Unicode.
+        """
+        length = self.max_num_chars
+        while length < len(text):
+            token_ids = await self._encoded(text[:length], add_special_tokens=False)
+            if len(token_ids) >= num_tokens:
+                break
+            length *= 2
+        return text[:length]
+
+    async def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
         check_unicode(text, "the prompt")
         tokenizer: Any = self.client.tokenizer
         encode = partial(tokenizer, text, add_special_tokens=add_special_tokens, verbose=False)

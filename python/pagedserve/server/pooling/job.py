@@ -277,9 +277,11 @@ def _size(prompt: GivenPrompt) -> int:
 async def _made(
     context: Context, params: PoolingParams, given: Sequence[GivenPrompt]
 ) -> list[Prompt]:
-    def worthwhile(text: str) -> str:
-        if params.truncate_prompt_tokens is not None:  # the rest is truncated anyway
-            return text[: context.text.max_num_chars]
+    most = params.truncate_prompt_tokens
+
+    async def worthwhile(text: str) -> str:
+        if most is not None:  # the rest is truncated anyway
+            return await context.text.prefix(text, context.text.max_model_len if most < 0 else most)
         context.text.check_length(text, "the prompt")
         return text
 
@@ -288,9 +290,9 @@ async def _made(
         if isinstance(prompt, list):
             prompts.append(TokensPrompt(prompt_token_ids=prompt))
         elif isinstance(prompt, str):
-            prompts.append(TextPrompt(prompt=worthwhile(prompt)))
+            prompts.append(TextPrompt(prompt=await worthwhile(prompt)))
         else:
-            first, second = map(worthwhile, prompt)
+            first, second = [await worthwhile(text) for text in prompt]
             prompts.append(TextPrompt(prompt=first, text_pair=second))
     return prompts
 
