@@ -135,6 +135,17 @@ def test_prompts_of_the_model_come_before_texts(
         llm.embed("w8", use_tqdm=False, pooling_params=PoolingParams(prompt_name="other"))
 
 
+def test_texts_are_lowercased_where_the_model_has_it(
+    save_decoder: SaveEncoder, write_rules: Callable[..., None], backend: Any
+) -> None:
+    directory = save_decoder()
+    write_rules(directory, LAST)
+    (directory / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    llm = LLM(str(directory), backend=backend, use_tqdm_on_load=False)
+    (output,) = llm.embed("W8", use_tqdm=False)
+    assert output.prompt_token_ids == [8]
+
+
 def test_runner_says_which_of_both(save_decoder: SaveEncoder, backend: Any) -> None:
     directory = str(save_decoder())
     llm = LLM(directory, backend=backend, use_tqdm_on_load=False)

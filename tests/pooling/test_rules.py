@@ -29,6 +29,15 @@ def test_rules_are_read(directory: Path) -> None:
     assert (rules.pooling_type, rules.max_seq_length, rules.normalize) == ("CLS", 32, False)
 
 
+def test_the_first_file_of_options_is_read(directory: Path) -> None:
+    (directory / "sentence_xlnet_config.json").write_text('{"max_seq_length": 16}')
+    assert read_rules(directory).max_seq_length == 16
+    options = '{"max_seq_length": 32, "do_lower_case": true}'
+    (directory / "sentence_roberta_config.json").write_text(options)
+    rules = read_rules(directory)
+    assert (rules.max_seq_length, rules.lowercases) == (32, True)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
@@ -40,6 +49,7 @@ def test_rules_are_read(directory: Path) -> None:
         ("1_Pooling/config.json", [1], "config.json is no JSON object"),
         ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length is '-1'; it must be"),
         ("sentence_bert_config.json", {"max_seq_length": "9"}, "max_seq_length is '9'; it must be"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case is '1'; it must be"),
         ("config_sentence_transformers.json", {"prompts": [1]}, r"prompts is \[1\]; it must give"),
         (
             "config_sentence_transformers.json",

@@ -130,7 +130,10 @@ class PoolingProcessor:
     def _encode(self, text: str, max_length: int | None) -> list[int]:
         # verbose: the length is checked here, against the limit of this engine.
         token_ids: list[int] = self.tokenizer(
-            text, verbose=False, truncation=max_length is not None, max_length=max_length
+            text.lower() if self.rules.lowercases else text,
+            verbose=False,
+            truncation=max_length is not None,
+            max_length=max_length,
         ).input_ids
         return token_ids
 

@@ -18,6 +18,16 @@ PoolingType: TypeAlias = Literal["CLS", "MEAN", "LAST"]
 Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
 
 MODULES_FILE: Final = "modules.json"
+# Names of the file of the transformer's options, of which sentence-transformers reads the first.
+_OPTION_FILES: Final = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
 _METHODS: Final[dict[str, PoolingType]] = {
     "cls": "CLS",
     "cls_token": "CLS",
@@ -52,6 +62,7 @@ class PoolingRules:
             all.
         normalize: whether the vector is normalized to length 1.
         max_seq_length: maximum tokens of a prompt; None leaves it to the model.
+        lowercases: whether texts are lowercased before they are tokenized.
         prompts: prefixes of prompts, by their names.
         default_prompt_name: name of the default prefix.
         dimensions: accepted numbers of leading components, for Matryoshka models.
@@ -61,6 +72,7 @@ class PoolingRules:
     pooling_type: PoolingType
     normalize: bool = True
     max_seq_length: int | None = None
+    lowercases: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     dimensions: Sequence[int] = ()
@@ -144,10 +156,7 @@ def read_rules(directory: Path) -> PoolingRules:
             "Normalize, the first two of which must be there"
         )
     prompts = _read_if_any(directory / "config_sentence_transformers.json")
-    limits = _read_if_any(directory / modules.get("Transformer", "") / "sentence_bert_config.json")
-    length = limits.get("max_seq_length")
-    if length is not None and not (type(length) is int and length > 0):
-        raise ModelLoadError(f"max_seq_length is {str(length)[:80]!r}; it must be a number above 0")
+    length, lowercases = _options(directory / modules.get("Transformer", ""))
     texts, default = prompts.get("prompts") or {}, prompts.get("default_prompt_name")
     if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
         raise ModelLoadError(f"prompts is {str(texts)[:80]}; it must give texts by names")
@@ -162,6 +171,7 @@ def read_rules(directory: Path) -> PoolingRules:
         pooling_type=_pooling_type(_read_if_any(directory / modules["Pooling"] / "config.json")),
         normalize="Normalize" in modules,
         max_seq_length=length,
+        lowercases=lowercases,
         prompts=texts,
         default_prompt_name=default,
     )
@@ -181,6 +191,18 @@ def _modules(listed: object) -> dict[str, str]:
             )
         modules[kind.rpartition(".")[2]] = path
     return modules
+
+
+def _options(folder: Path) -> tuple[int | None, bool]:
+    """Maximum tokens of a prompt, and whether texts are lowercased, by the transformer's folder."""
+    paths = [folder / name for name in _OPTION_FILES]
+    options = _read_if_any(next(filter(is_file, paths), paths[0]))
+    length, lowercases = options.get("max_seq_length"), options.get("do_lower_case", False)
+    if length is not None and not (type(length) is int and length > 0):
+        raise ModelLoadError(f"max_seq_length is {str(length)[:80]!r}; it must be a number above 0")
+    if not isinstance(lowercases, bool):
+        raise ModelLoadError(f"do_lower_case is {str(lowercases)[:80]!r}; it must be true or false")
+    return length, lowercases
 
 
 def _leads_out(path: str) -> bool:
