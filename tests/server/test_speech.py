@@ -217,6 +217,7 @@ def test_a_cut_is_in_a_pause() -> None:
             "'verbose_json' with stream; it is for whole answers",
         ),
         (file_of(sounds(1)[0]), {"prompt": "<|de|>"}, "prompt must be text without special"),
+        (file_of(sounds(1)[0]), {"prompt": "w2"}, "prompt must be text without special"),  # its end
         (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "is not supported here"),
         (file_of(sounds(1)[0]), {"languag": "de"}, "did you mean language?"),
         (file_of(sounds(1)[0]), {"truncate_prompt_tokens": "3"}, "is no field of this request"),
@@ -228,6 +229,12 @@ def test_requests_that_cannot_be_are_refused(
     hearing: Served, content: bytes, fields: dict[str, Any], refusal: str
 ) -> None:
     assert refusal in told(post(hearing, content, **fields))
+
+
+def test_the_field_of_a_prompt_that_is_too_long_is_named(hearing: Served) -> None:
+    answer = post(hearing, file_of(sounds(1)[0]), prompt="w" * 2_000)
+    assert "the prompt has 2001 characters; at most 1024" in told(answer)
+    assert answer.json()["error"]["param"] == "prompt"
 
 
 def test_bodies_that_are_no_forms_are_refused(hearing: Served) -> None:

@@ -18,7 +18,8 @@ class SpeechRules:
 
     Attributes:
         max_seconds: Maximum duration of a prompt's audio, in seconds.
-        start: Token that starts the decoder's output.
+        start: Token that starts the decoder's output; those of a higher id are special too.
+        ends: Tokens that end a sequence.
         languages: Token of each language by its code, such as "en"; empty for a model of one
             language.
         tasks: Token of each task by its name; empty for a model of one language.
@@ -30,6 +31,7 @@ class SpeechRules:
 
     max_seconds: float
     start: int
+    ends: tuple[int, ...]
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     no_timestamps: int | None
@@ -38,7 +40,15 @@ class SpeechRules:
     suppressed_first: tuple[int, ...]
 
     @classmethod
-    def of(cls, start: int, config: Any, *, vocab_size: int, max_seconds: float) -> Self:
+    def of(
+        cls,
+        start: int,
+        config: Any,
+        *,
+        ends: tuple[int, ...],
+        vocab_size: int,
+        max_seconds: float,
+    ) -> Self:
         """Read the tokens from transformers' generation config; None if it has no such tokens."""
 
         def known(name: str) -> tuple[int, ...]:
@@ -50,6 +60,7 @@ class SpeechRules:
         return cls(
             max_seconds=max_seconds,
             start=start,
+            ends=ends,
             languages={
                 name.strip("<|>"): token for name, token in languages.items() if token < vocab_size
             },
@@ -95,9 +106,8 @@ class SpeechRules:
         """
         if not said:
             return [self.start]
-        telling = {self.start, self.previous, self.no_timestamps}
-        telling |= {*self.languages.values(), *self.tasks.values()}
-        if self.previous is None or telling.intersection(said):
+        is_special = any(token >= self.start or token in self.ends for token in said)
+        if self.previous is None or is_special:
             raise RequestError(
                 "prompt must be text without special tokens, for a model that takes previous "
                 "transcripts",

@@ -32,7 +32,7 @@ from pagedserve.models.check.numerics import (
 from pagedserve.models.check.paged_logits import encoder_decoder_logits
 from pagedserve.models.check.probe import CallRecorder, refusing_failures
 from pagedserve.models.forward import ForwardContext, decoder_logits, forwarding
-from pagedserve.models.limits import num_positions
+from pagedserve.models.limits import eos_token_ids, num_positions
 from pagedserve.models.load.files import architecture_of
 from pagedserve.models.relative_bias import list_biases
 
@@ -59,6 +59,7 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
         speech = SpeechRules.of(
             start,
             model.generation_config,
+            ends=eos_token_ids(model.generation_config, model.config, vocab_size(model)),
             vocab_size=vocab_size(model),
             max_seconds=max_seconds,
         )

@@ -193,13 +193,15 @@ class Tokenization:
         if body.prediction is not None:
             self.check_length(body.prediction.text, "prediction", param="prediction")
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a text outside the event loop.
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, param: str | None = None
+    ) -> list[int]:
+        """Tokenize a text, given as the field ``param``, outside the event loop.
 
         Raises:
             RequestError: The text is too long, or not valid Unicode.
         """
-        self.check_length(text, "the prompt")
+        self.check_length(text, "the prompt", param=param)
         return await self._encoded(text, add_special_tokens=add_special_tokens)
 
     async def prefix(self, text: str, num_tokens: int) -> str:

@@ -174,11 +174,11 @@ async def _beginning(
 ) -> list[int]:
     """Decoder prompt: up to the start token if the language is to be detected."""
     said: list[int] = []
+    most = context.text.max_model_len // 2 - 1
     if body.prompt:
         text = f" {body.prompt.strip()}"
-        most = context.text.max_model_len // 2 - 1
-        said = (await context.text.encode(text, add_special_tokens=False))[-most:]
-    begun = rules.behind(said)
+        said = await context.text.encode(text, add_special_tokens=False, param="prompt")
+    begun = rules.behind(said[-most:])
     choices = rules.choices(body.language, task)
     return begun if body.language is None else [*begun, *(choice[0] for choice in choices)]
 
