@@ -192,8 +192,8 @@ def test_what_is_not_there_is_refused(
         LLM(str(directory), backend=backend, use_tqdm_on_load=False)
 
 
-def test_a_model_without_a_head_pools(save_bare: SaveEncoder, backend: Any) -> None:
-    is_tied = backend == "torch"  # which needs a head
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_model_without_a_head_pools(save_bare: SaveEncoder, backend: Any, is_tied: bool) -> None:
     directory = save_bare("qwen3", head_dim=8, intermediate_size=64, tie_word_embeddings=is_tied)
     llm = LLM(str(directory), backend=backend, dtype="float32", use_tqdm_on_load=False)
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]

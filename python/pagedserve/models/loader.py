@@ -215,6 +215,7 @@ class _Loading:
                     self.config.load_format,
                     self.group,
                     quantizes=self.config.quantization is not None,
+                    needs_head=self.rules is None or self.names_classes,
                     config=self.reference,
                 )
         cast(nn.Module, model).to(self.device).eval()

@@ -81,6 +81,7 @@ def load_weights(
     group: RankGroup | None = None,
     *,
     quantizes: bool = False,
+    needs_head: bool = True,
     config: PreTrainedConfig | None = None,
 ) -> PreTrainedModel:
     """Load a model with the weights of its files.
@@ -92,6 +93,8 @@ def load_weights(
         load_format: which files.
         group: ranks that share it: each loads a shard; None loads everything.
         quantizes: whether the weights are quantized later.
+        needs_head: whether modules after the last states are needed; their weights may be missing
+            otherwise.
         config: config of a model with some of these weights; None for all.
 
     Raises:
@@ -105,8 +108,7 @@ def load_weights(
 
         plan = read_plan(auto_class, files.hf_config, group.size)
         options |= split_options(plan)
-    # Modules after an encoder's last states are not needed.
-    unused = ("pooler.",) if auto_class is AutoModel else ()
+    unused = () if needs_head else ("lm_head.", "pooler.")
     with _load_errors(files), checked_loading(files.name, unused):
         model, info = auto_class.from_pretrained(
             files.directory,
