@@ -206,7 +206,8 @@ def test_a_text_ends_where_it_must(smollm2: LLM) -> None:
 
 
 def test_a_complete_text_ends_though_its_tokens_alone_are_allowed(smollm2: LLM) -> None:
-    digits = [smollm2.get_tokenizer().convert_tokens_to_ids(digit) for digit in "0123456789"]
+    tokenizer = smollm2.get_tokenizer()
+    digits = [*tokenizer("0123456789", add_special_tokens=False).input_ids]
     params = SamplingParams(
         max_tokens=8,
         allowed_token_ids=digits,
