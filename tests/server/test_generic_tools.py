@@ -11,6 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from pagedserve import RequestError
+from pagedserve.sampling.schemas import GrammarError
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.server.chat.answer_reader import held_by_format
 from pagedserve.server.chat.protocol import ChatBody
@@ -100,6 +101,30 @@ def test_keywords_that_grammars_do_not_know_are_left_to_the_model(schema: dict[s
         start = LLMatcher(VOCABULARY, source, log_level=0)
         assert start.is_error() == is_strict
         assert is_strict or may_be_written(start, written("f", {"b": 1}))
+
+
+def fault_of(source: str) -> str:
+    return str(LLMatcher(VOCABULARY, source, log_level=0).get_error())
+
+
+@pytest.mark.parametrize("pattern", ["^(?=a)b", "(?<!a)b", r"a\b", r"(a)\1"])
+def test_patterns_that_grammars_do_not_know_are_left_to_the_model(pattern: str) -> None:
+    text = {"a": {"type": "string", "pattern": pattern}, "n": {"type": "string", "pattern": "^n$"}}
+    named = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    cases: list[tuple[dict[str, Any], object, object]] = [
+        ({"properties": text}, {"a": "-", "n": "n"}, {"n": "m"}),
+        (named, {"b": 1}, []),
+    ]
+    for schema, valid, invalid in cases:
+        schemas = {"f": {"type": "object", **schema}}
+        grammar = grammar_of_calls(schemas, several=True)
+        source = compiled_source(GrammarKey("lark", grammar, False, True), Trials(fault_of))
+        start = LLMatcher(VOCABULARY, source, log_level=0)
+        assert may_be_written(start, written("f", valid))
+        assert not may_be_written(start, written("f", invalid))
+        strict = grammar_of_calls(schemas, several=True, is_strict=True)
+        with pytest.raises(GrammarError):
+            compiled_source(GrammarKey("lark", strict, False, True), Trials(fault_of))
 
 
 @pytest.mark.parametrize("closes", [True, False])

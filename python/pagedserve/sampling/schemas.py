@@ -389,6 +389,25 @@ def _num_in_place(schema: Schema) -> int:
     return num_parts + num_keys + any(key in schema for key in _PROPERTY_KEYS)
 
 
+def leave_out_patterns(schema: Schema, fault_of: Callable[[Schema], str]) -> None:
+    """Remove the patterns that llguidance cannot compile, such as those with look-ahead.
+
+    Properties that a removed pattern of ``patternProperties`` may match have any value.
+
+    Args:
+        schema: Modified in place.
+        fault_of: Compiles a schema and returns its error; may raise `TrialsSpentError`.
+    """
+    for part in _reachable(schema):
+        pattern, patterns = part.get("pattern"), part.get("patternProperties")
+        if isinstance(pattern, str) and fault_of({"type": "string", "pattern": pattern}):
+            del part["pattern"]
+        for pattern in list(patterns) if isinstance(patterns, dict) else ():
+            if fault_of({"type": "string", "pattern": pattern}):
+                del patterns[pattern]
+                part["additionalProperties"] = True
+
+
 def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None:
     """Merge schemas of patterns that match only named properties into those properties.
 

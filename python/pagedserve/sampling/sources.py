@@ -20,6 +20,7 @@ from pagedserve.sampling.schemas import (
     GrammarError,
     Schema,
     TrialsSpentError,
+    leave_out_patterns,
     placed,
     prepare_schema,
     spread_used_patterns,
@@ -86,8 +87,8 @@ class Trials:
         seconds = time.process_time() - self._begin
         if self._num_trials >= MAX_TRIALS or seconds >= MAX_TRIAL_SECONDS:
             raise TrialsSpentError(
-                f"separating patternProperties from properties takes more than {MAX_TRIALS} "
-                f"compilations or {MAX_TRIAL_SECONDS} s of processor time; it must have fewer"
+                f"checking its patterns takes more than {MAX_TRIALS} compilations or "
+                f"{MAX_TRIAL_SECONDS} s of processor time; it must have fewer"
             )
         return self.fault(_schema_source(part))
 
@@ -143,8 +144,16 @@ def _part_of_lark(key: GrammarKey, trials: Trials, schema: Any) -> Any:
 
 def _prepared_schema(key: GrammarKey, trials: Trials, schema: Any) -> Any:
     schema = prepare_schema(schema, is_closed=key.disable_additional_properties)
+    if _is_lenient(schema):
+        leave_out_patterns(schema, trials.part_fault)
     spread_used_patterns(schema, trials.part_fault)
     return schema
+
+
+def _is_lenient(schema: Any) -> bool:
+    """Whether a schema has the option of llguidance that leaves out what it cannot enforce."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and options.get("lenient") is True
 
 
 def _compiled_schema(key: GrammarKey, trials: Trials) -> str:
