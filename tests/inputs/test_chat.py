@@ -153,6 +153,14 @@ def test_what_is_no_text_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) 
         chat_prompt(tokenizer, [{"role": "user", "content": image}])
 
 
+@pytest.mark.parametrize("part", [{"type": "text"}, {"type": "text", "text": {"a": 1}}])
+def test_text_of_a_part_that_is_no_string_is_refused(
+    tokenizer: PreTrainedTokenizerFast, part: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match="a part whose text is"):
+        chat_prompt(tokenizer, [{"role": "user", "content": [part]}])
+
+
 def test_a_template_that_raises_is_a_bad_request(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(RequestError, match="the chat template does not take the messages: no role"):
         chat_prompt(tokenizer, HELLO, chat_template="{{ raise_exception('no role') }}")

@@ -320,6 +320,24 @@ def test_a_bad_field_of_a_chat_is_named(shared: Served, body: dict[str, Any], pa
 
 
 @pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "text", "text": {"a": 1}}, "messages[1].content[1].text is {'a': 1}"),
+        ({"type": "text"}, "messages[1].content[1].text is missing"),
+        ({"type": "refusal", "refusal": 5}, "messages[1].content[1].refusal is 5"),
+    ],
+)
+def test_the_text_of_a_part_is_a_string(shared: Served, part: dict[str, Any], said: str) -> None:
+    parts = [{"type": "text", "text": ""}, part]
+    body = {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": parts}]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = shared.http.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == f"{said}; it must be a string"
+        assert answer.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
     ("message", "said"),
     [
         (

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -232,7 +233,7 @@ def text_of_content(content: object) -> str:
     """Return the text of a message's content, joining its parts; None becomes empty.
 
     Raises:
-        RequestError: A part is neither text nor an image.
+        RequestError: A part is neither text nor an image, or its text is no string.
     """
     return "\n".join(_text_of(part) for part in _parts_of(content) if not _is_image(part))
 
@@ -264,9 +265,15 @@ def _text_of(part: object) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     name = "refusal" if kind == "refusal" else "text"  # a refusal of the assistant is its text
-    if not isinstance(part, Mapping) or kind not in ("text", "refusal", None) or name not in part:
+    if not isinstance(part, Mapping) or kind not in ("text", "refusal", None):
         raise RequestError(
             f"a message has a part of type {kind!r}; accepted are text and image_url",
             param="messages",
         )
-    return str(part[name] or "")
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise RequestError(
+            f"a message has a part whose {name} is {reprlib.repr(text)}; it must be a string",
+            param="messages",
+        )
+    return text

@@ -57,7 +57,7 @@ def _check_token_ids(name: str, given: Any) -> None:
 
 
 def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check that each message has a role, and content or tool calls."""
+    """Check that each message has a role, and content of texts and other parts, or tool calls."""
     for index, message in enumerate(given):
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
@@ -67,7 +67,16 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 _refuse(f"messages[{index}].content", content, "a string or a list of parts")
         elif not isinstance(content, str | list):
             _refuse(f"messages[{index}].content", content, "a string or a list of parts")
+        elif isinstance(content, list):
+            _check_texts(f"messages[{index}].content", content)
     return given
+
+
+def _check_texts(name: str, parts: list[Any]) -> None:
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "refusal") and not isinstance(part.get(kind), str):
+            _refuse(f"{name}[{index}].{kind}", part.get(kind), "a string")
 
 
 def check_conversation(messages: list[dict[str, Any]]) -> None:
