@@ -265,6 +265,12 @@ def test_nothing_exists_for_another_key(client: openai.OpenAI, server: Served) -
         client.with_options(api_key="third").files.list()
 
 
+def test_a_bad_parameter_of_a_query_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r' limit is "0"; it must be') as refused:
+        client.batches.list(limit=0)
+    assert refused.value.param == "limit"
+
+
 def test_lists_have_pages(client: openai.OpenAI) -> None:
     batches = [wait_for(client, create(client, lines(1))) for _ in range(3)]
     newest = [batch.id for batch in reversed(batches)]

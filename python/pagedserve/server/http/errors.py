@@ -117,7 +117,9 @@ def _known(error: BaseException) -> ServerError | None:
     if isinstance(error, RequestError):
         return ServerError(400, str(error), param=error.param)
     if isinstance(error, RequestValidationError):
-        message, param = problems(error.errors())
+        # Their positions begin with the part of the request: body, query or path.
+        found = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]
+        message, param = problems(found)
         return ServerError(400, message, param=param)
     if isinstance(error, MissingPackageError | EngineDeadError | EngineStalledError):
         return ServerError(501 if isinstance(error, MissingPackageError) else 503, str(error))
@@ -132,13 +134,13 @@ def problems(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     One sentence per field; values that were given are shortened.
     """
     found = [_problem(problem)[:_MAX_CHARS] for problem in errors[:_MAX_PROBLEMS]]
-    first = [part for part in errors[0]["loc"] if part != "body"]
-    return "; ".join(found), first[0] if first and isinstance(first[0], str) else None
+    first = next(iter(errors[0]["loc"]), None)
+    return "; ".join(found), first if isinstance(first, str) else None
 
 
 def _problem(problem: Mapping[str, Any]) -> str:
     """Describe a validation error of pydantic or FastAPI: what was given, and what is accepted."""
-    place = ".".join(str(part) for part in problem["loc"] if part != "body")
+    place = ".".join(map(str, problem["loc"]))
     message = problem["msg"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {place}"
