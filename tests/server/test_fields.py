@@ -268,7 +268,9 @@ def test_the_prompt_of_a_chat(serve: Serve) -> None:
         assert usage["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "padding"])
+@pytest.mark.parametrize(
+    "name", ["tokenize", "chat_template", "add_generation_prompt", "padding", "messages", "self"]
+)
 def test_variables_of_a_template_are_no_arguments_of_its_renderer(
     shared: Served, name: str
 ) -> None:
@@ -307,7 +309,9 @@ def test_a_stream_of_a_chat_begins_with_the_prompts_tokens(shared: Served) -> No
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stream_options": {"include_usage": "so"}, "stream": True}, "stream_options"),
         ({"chat_template": "x"}, "chat_template"),
-        ({"max_completion_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"cache_salt": ""}, "cache_salt"),
         ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs"),
         ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     ],

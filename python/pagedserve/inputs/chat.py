@@ -20,6 +20,8 @@ Conversation: TypeAlias = Sequence[Message]
 _IMAGES: Final = ("image_url", "image")
 # Arguments of the renderer that it passes to the template unchanged.
 _VARIABLES: Final = frozenset({"documents"})
+# Names that it passes to the template itself.
+_GIVEN: Final = frozenset({"messages", "self"})
 # Values that are no tool call; openai's objects come in a list or an iterator.
 _NO_CALLS: Final = (type(None), int, float, Sequence)
 
@@ -143,7 +145,7 @@ def _check_variables(tokenizer: Tokenizer, given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
     own = {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
     for name in given:
-        if name in own - _VARIABLES:
+        if name in (own | _GIVEN) - _VARIABLES:
             raise RequestError(
                 f"chat_template_kwargs has {name}, which is no variable of a template",
                 param="chat_template_kwargs",

@@ -262,7 +262,11 @@ def _salt(value: object, name: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, str) or not value:
-        raise RequestError(f"cache_salt of {name} is {_shown(value)}; it must be a string, or None")
+        raise RequestError(
+            f"cache_salt of {name} is {_shown(value)}; it must be a string of at least one "
+            "character, or None",
+            param="cache_salt",
+        )
     return salt_of(value.encode("utf-8", "surrogatepass"))
 
 

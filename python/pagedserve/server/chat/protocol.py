@@ -18,9 +18,9 @@ class ChatBody(Body):
     may_have_images: ClassVar[bool] = True
 
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: Literal[False] = False
