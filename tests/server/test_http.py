@@ -1,5 +1,6 @@
 """What HTTP says besides bodies: methods, media types, origins, and routes that are not there."""
 
+import gzip
 import json
 import re
 import sys
@@ -63,6 +64,16 @@ def test_a_body_must_say_that_it_is_json(
     answer = shared.http.post(path, content=b'{"prompt": "x"}', headers=headers)
     assert answer.status_code == 415
     assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/audio/transcriptions"])
+def test_a_compressed_body_is_refused(shared: Served, path: str) -> None:
+    content = gzip.compress(b'{"prompt": "x"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = shared.http.post(path, content=content, headers=headers)
+    assert answer.status_code == 415
+    said = "the Content-Encoding is 'gzip'; it must be identity"
+    assert answer.json()["error"]["message"] == said
 
 
 def test_json_may_have_parameters(shared: Served) -> None:

@@ -111,6 +111,9 @@ class Gate:
         if not keys and path not in OPEN_PATHS:
             text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
             return ServerError(401, text)
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.lower() != "identity":
+            return ServerError(415, f"the Content-Encoding is {encoding!r}; it must be identity")
         length = headers.get(b"content-length", b"0")
         is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
         if not is_number or int(length) > self._max_body_bytes:
