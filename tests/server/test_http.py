@@ -116,6 +116,7 @@ def test_pages_of_other_origins_are_let_in_where_they_are_named(serve: Serve) ->
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         refused = served.http.post("/v1/completions", json=body, headers=ORIGIN)
         assert refused.status_code == 401  # a page may read why
+        assert refused.headers["www-authenticate"] == "Bearer"
         assert refused.headers["access-control-allow-origin"] == "https://page.example"
         stranger = {"Origin": "https://stranger.example"}
         answer = served.http.post("/v1/completions", json=body, headers=stranger | key)

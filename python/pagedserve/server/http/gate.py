@@ -110,7 +110,7 @@ class Gate:
     ) -> ServerError | None:
         if not keys and path not in OPEN_PATHS:
             text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
-            return ServerError(401, text)
+            return ServerError(401, text, headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
         if encoding.lower() != "identity":
             return ServerError(415, f"the Content-Encoding is {encoding!r}; it must be identity")
