@@ -298,6 +298,9 @@ def test_models_and_names(serve: Serve) -> None:
         assert listed[0]["max_model_len"] == 128
         assert served.http.get("/v1/models/other/name").json()["id"] == "other/name"
         assert served.http.get("/v1/models/x").status_code == 404
+        slashed = served.http.get("/v1/models/")  # as every other route with a slash at its end
+        assert slashed.status_code == 307
+        assert slashed.headers["location"].endswith("/v1/models")
         assert served.complete(prompt=PROMPT).json()["model"] == "small"
         assert served.complete(prompt=PROMPT, model="other/name").json()["model"] == "other/name"
         answer = served.complete(prompt=PROMPT, model="x")

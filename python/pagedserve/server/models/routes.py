@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from fastapi import FastAPI
-from starlette.responses import PlainTextResponse, Response
+from fastapi import FastAPI, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from pagedserve.errors import RequestError
 from pagedserve.server.context import Context
@@ -23,6 +23,10 @@ def add_models(app: FastAPI, context: Context) -> None:
         names = context.all_names
         cards = [_card(context, name) for name in names]
         return ModelList(data=cards, first_id=names[0], last_id=names[-1])
+
+    @app.get("/v1/models/", include_in_schema=False)  # else a model with an empty name
+    async def slashed(request: Request) -> Response:
+        return RedirectResponse(request.url_for("models"))
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ModelCard:
