@@ -330,6 +330,13 @@ def test_models_are_listed_and_described(client: ollama.Client, server: Served) 
     assert server.http.get("/api/version").json() == version
 
 
+def test_show_accepts_the_body_of_the_client_in_go(server: Served) -> None:
+    empty = {"system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    shown = server.http.post("/api/show", json={"model": "formula"}).json()
+    answer = server.http.post("/api/show", json={"model": "formula"} | empty)
+    assert (answer.status_code, answer.json()) == (200, shown)
+
+
 def test_a_request_without_a_prompt_loads_the_model(client: ollama.Client) -> None:
     found = client.chat("formula")
     assert (found.done, found.done_reason, found.message.content) == (True, "load", "")

@@ -159,13 +159,16 @@ class GenerateBody(OllamaBody):
 
 
 class ShowBody(SizedBody):
-    """``POST /api/show``."""
+    """``POST /api/show``; Ollama's client always sends all fields, of which only names count."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     name: str | None = Field(default=None, description="Former name of ``model``.")
+    system: str = ""
+    template: str = ""
     verbose: bool = False
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class OllamaErrorBody(BaseModel):
