@@ -321,6 +321,11 @@ def test_a_last_message_with_calls_is_not_continued() -> None:
 def test_models_are_listed_and_described(client: ollama.Client, server: Served) -> None:
     (model,) = client.list().models
     assert model.model == "formula"
+    assert len(model.digest or "") == 64
+    assert model.size == 0
+    (card,) = server.http.get("/api/tags").json()["models"]
+    unknown = dict.fromkeys(("format", "family", "parameter_size", "quantization_level"), "")
+    assert card["details"] == unknown | {"parent_model": "", "families": []}
     shown = client.show("formula:latest")
     assert shown.modelinfo is not None
     assert shown.modelinfo["pagedserve.context_length"] == 400

@@ -232,17 +232,24 @@ class OllamaText(OllamaResponse):
 
 
 class ModelDetails(BaseModel):
-    """Base model of an adapter; empty for the model itself."""
+    """Base model of an adapter, empty for the model itself; the other fields are not known."""
 
     parent_model: str
+    format: str = ""
+    family: str = ""
+    families: list[str] = Field(default_factory=list)
+    parameter_size: str = ""
+    quantization_level: str = ""
 
 
 class OllamaModel(BaseModel):
-    """A model or adapter."""
+    """A model or adapter; the digest is that of its name, and its size is not known."""
 
     name: str
     model: str
     modified_at: str
+    size: int = 0
+    digest: str
     details: ModelDetails
 
 

@@ -1,6 +1,7 @@
 """Routes of Ollama's API."""
 
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -103,7 +104,8 @@ async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]
 
 
 def _card(context: Context, name: str) -> OllamaModel:
-    return OllamaModel(name=name, model=name, **_common(context, name))
+    digest = sha256(name.encode()).hexdigest()
+    return OllamaModel(name=name, model=name, digest=digest, **_common(context, name))
 
 
 def _common(context: Context, name: str) -> dict[str, Any]:
