@@ -134,6 +134,12 @@ def test_chats_are_those_of_openais_route(
     assert parts[0].model == found.model == "formula"
 
 
+def test_a_response_of_one_token_has_a_duration(client: ollama.Client) -> None:
+    """Clients divide the number of tokens by it."""
+    found = client.chat("formula", HELLO, options={"num_predict": 1})
+    assert (found.eval_count, (found.eval_duration or 0) > 0) == (1, True)
+
+
 def test_generate_renders_a_prompt_or_takes_it_raw(server: Served, client: ollama.Client) -> None:
     same: Any = {"temperature": 0, "max_tokens": 12}
     system = [{"role": "system", "content": "be brief"}]

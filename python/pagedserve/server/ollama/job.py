@@ -243,4 +243,5 @@ class OllamaJob(TokenJob):
 
 
 def _nanoseconds(seconds: float) -> int:
-    return max(0, round(seconds * _NANOSECONDS))
+    """Nanoseconds of a duration, at least 1: clients divide by it."""
+    return max(1, round(seconds * _NANOSECONDS))
