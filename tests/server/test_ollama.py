@@ -305,6 +305,13 @@ def test_any_name_of_a_call_is_accepted(name: str) -> None:
     assert returned["tool_call_id"] == called["tool_calls"][0]["id"]
 
 
+def test_roles_may_be_in_capitals() -> None:
+    given = [{"role": "System", "content": "a"}, {"role": "USER", "content": "b"}]
+    body = {"model": "formula", "messages": given}
+    found = chat_of(OllamaChatBody.model_validate(body)).messages
+    assert [message["role"] for message in found] == ["system", "user"]
+
+
 def test_a_last_message_of_the_assistant_is_continued(
     server: Served, client: ollama.Client
 ) -> None:

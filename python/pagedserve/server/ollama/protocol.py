@@ -4,9 +4,9 @@ Options of memory and loading are part of the types, and passed over; any other 
 refused by name.
 """
 
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChosenLogprob
@@ -107,7 +107,7 @@ class ToolCall(_Part):
 class OllamaMessageParam(_Part):
     """A message of the conversation."""
 
-    role: str = Field(min_length=1, max_length=64)
+    role: Annotated[str, StringConstraints(min_length=1, max_length=64, to_lower=True)]
     content: str = ""
     thinking: str | None = None
     images: list[str] = Field(default_factory=list)
