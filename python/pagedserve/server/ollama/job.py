@@ -91,11 +91,6 @@ async def _check(context: Context, body: OllamaBody) -> None:
             "start with --reasoning-parser",
             param="think",
         )
-    most, num_ctx = context.text.max_model_len, body.options.num_ctx
-    if num_ctx is not None and num_ctx > most:
-        raise RequestError(
-            f"options.num_ctx is {num_ctx}; the model has {most} tokens", param="options"
-        )
 
 
 async def _chat_job(
