@@ -355,6 +355,21 @@ def test_show_accepts_the_body_of_the_client_in_go(server: Served) -> None:
     assert (answer.status_code, answer.json()) == (200, shown)
 
 
+def test_the_oldest_turns_of_a_long_chat_are_dropped(client: ollama.Client) -> None:
+    turn = [{"role": role, "content": "x" * 95} for role in ("user", "assistant")]
+    system = [{"role": "system", "content": name} for name in "st"]
+    messages: Any = [*system, *turn * 9, *HELLO]
+    found = client.chat("formula", messages, options=OPTIONS)
+    kept: Any = [*system, *turn, *HELLO]
+    same = client.chat("formula", kept, options=OPTIONS)
+    assert found.prompt_eval_count == same.prompt_eval_count
+    assert found.message.content == same.message.content
+    body = {"model": "formula", "messages": messages, "truncate": False}
+    with pytest.raises(ollama.ResponseError, match="tokens") as refused:
+        client._request(ollama.ChatResponse, "POST", "/api/chat", json=body)
+    assert refused.value.status_code == 400
+
+
 def test_a_request_without_a_prompt_loads_the_model(client: ollama.Client) -> None:
     found = client.chat("formula")
     assert (found.done, found.done_reason, found.message.content) == (True, "load", "")

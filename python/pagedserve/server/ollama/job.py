@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from pagedserve.engine.stats import request_time
 from pagedserve.errors import RequestError
+from pagedserve.inputs import Prompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.chat.answer_reader import AnswerReader
-from pagedserve.server.chat.job import prepare_chat, renamed_fields
+from pagedserve.server.chat.job import PreparedChat, prepare_chat, renamed_fields
 from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.chat.truncation import truncated_prompt
 from pagedserve.server.completions.job import completion_job
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
@@ -52,7 +54,7 @@ async def chat_job(context: Context, body: OllamaChatBody, answer_id: str) -> "O
     """
     await _check(context, body)
     chat = await context.for_body(partial(chat_of, body), num_bytes=body.num_bytes)
-    return await _chat_job(context, chat, answer_id, prompt_field="messages")
+    return await _chat_job(context, body, chat, answer_id, prompt_field="messages")
 
 
 async def generate_job(context: Context, body: GenerateBody, answer_id: str) -> "OllamaJob":
@@ -60,7 +62,9 @@ async def generate_job(context: Context, body: GenerateBody, answer_id: str) -> 
     await _check(context, body)
     context.text.check_length(body.system + body.prompt, "prompt")
     if not body.raw:
-        return await _chat_job(context, chat_of_prompt(body), answer_id, prompt_field="prompt")
+        return await _chat_job(
+            context, body, chat_of_prompt(body), answer_id, prompt_field="prompt"
+        )
     completion = completion_of(body, max_model_len=context.text.max_model_len)
     with renamed_fields(NAMES):
         job = await completion_job(context, completion, answer_id)
@@ -94,7 +98,7 @@ async def _check(context: Context, body: OllamaBody) -> None:
 
 
 async def _chat_job(
-    context: Context, chat: ChatBody, answer_id: str, *, prompt_field: str
+    context: Context, body: OllamaBody, chat: ChatBody, answer_id: str, *, prompt_field: str
 ) -> "OllamaJob":
     with renamed_fields(NAMES | {"messages": prompt_field}):
         prepared = await prepare_chat(context, chat)
@@ -103,7 +107,7 @@ async def _chat_job(
         body=chat,
         params=prepared.params,
         prompt_sizes=prepared.prompt_sizes,
-        make_prompts=prepared.prompts,
+        make_prompts=partial(_truncated, prepared) if body.truncate else prepared.prompts,
         answer_id=answer_id,
         model=prepared.model,
         lora_request=prepared.lora_request,
@@ -112,6 +116,11 @@ async def _chat_job(
         asked_as=prompt_field,
         num_top=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
+
+
+async def _truncated(chat: PreparedChat) -> list[Prompt]:
+    """Render a chat without the oldest turns that do not fit beside a token of the response."""
+    return chat.rendered(await truncated_prompt(chat.context.text, chat.body, 1))
 
 
 def stamp() -> str:

@@ -123,7 +123,7 @@ class OllamaBody(EngineBody):
     """Fields of both kinds of requests."""
 
     may_have_images: ClassVar[bool] = True
-    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "truncate", "shift", "_debug"})
+    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "_debug"})
     absent: ClassVar[dict[str, tuple[object, ...]]] = {
         "template": ("",),
         "context": ([],),
@@ -138,6 +138,7 @@ class OllamaBody(EngineBody):
     format: Literal["", "json"] | dict[str, Any] = ""
     options: Options = Field(default_factory=Options)
     think: bool | Effort | None = None
+    truncate: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0)
 

@@ -1,13 +1,13 @@
 """A request of the Responses API as a chat."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pagedserve.server.tools.fields as tool_fields
 from pagedserve.errors import RequestError
-from pagedserve.inputs import TokensPrompt
 from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.chat.truncation import num_turns, without_turns
 from pagedserve.server.fields import ResponseFormat
 from pagedserve.server.http.bounds import check_texts, num_rendered
 from pagedserve.server.protocol import SamplingBody
@@ -21,7 +21,6 @@ from pagedserve.server.responses.protocol import (
     SchemaFormat,
     Tool,
 )
-from pagedserve.server.tokenization import Tokenization
 
 # Fields of a chat, and of this protocol, in messages of errors.
 NAMES: Final = {
@@ -84,27 +83,14 @@ def _messages_of(
     }
 
     def fits(num_dropped: int) -> bool:
-        kept = _without_turns(messages, num_dropped)
+        kept = without_turns(messages, num_dropped)
         return num_rendered(rest | {"messages": kept}) <= max_num_chars
 
     if body.truncation == "auto":
-        numbers = range(_num_turns(messages) - 1)
-        messages = _without_turns(messages, bisect_left(numbers, True, key=fits))
+        numbers = range(num_turns(messages) - 1)
+        messages = without_turns(messages, bisect_left(numbers, True, key=fits))
     check_texts(rest | {"messages": messages}, max_num_chars)
     return messages
-
-
-def _num_turns(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(message["role"] == "user" for message in messages)
-
-
-def _without_turns(messages: list[dict[str, Any]], num_dropped: int) -> list[dict[str, Any]]:
-    """Messages without the oldest turns; the system message at their start is kept."""
-    if not num_dropped:
-        return messages
-    starts = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    head = messages[:1] if messages[0]["role"] == "system" else []
-    return head + messages[starts[num_dropped] :]
 
 
 def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
@@ -143,31 +129,3 @@ def _format_of(body: ResponsesBody) -> ResponseFormat:
     if isinstance(given, SchemaFormat):
         return ResponseFormat(type=given.type, json_schema=given)
     return ResponseFormat(type=given.type)
-
-
-async def truncated_prompt(text: Tokenization, chat: ChatBody, num_new: int) -> TokensPrompt:
-    """Render a chat without its oldest turns, as few of them as make it fit the model's length.
-
-    The system message at its start and the last turn are never dropped.
-
-    Args:
-        text: Renders chats.
-        chat: The chat.
-        num_new: Number of tokens to leave for the response.
-    """
-    most = text.max_model_len - num_new
-    found = await text.chat_prompt(chat)
-    if len(found["prompt_token_ids"]) <= most:
-        return found
-    # The last turn is kept where even it does not fit: a shorter response may.
-    most_dropped = _num_turns(chat.messages) - 1
-    low, high = 1, most_dropped
-    while low <= high:
-        middle = (low + high) // 2
-        kept = {"messages": _without_turns(chat.messages, middle)}
-        tried = await text.chat_prompt(chat.model_copy(update=kept))
-        fits = len(tried["prompt_token_ids"]) <= most
-        if fits or middle == most_dropped:
-            found = tried
-        low, high = (low, middle - 1) if fits else (middle + 1, high)
-    return found

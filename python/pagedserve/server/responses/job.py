@@ -17,12 +17,13 @@ from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.server.chat.job import PreparedChat, prepare_chat, renamed_fields
 from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.chat.truncation import truncated_prompt
 from pagedserve.server.context import Context
 from pagedserve.server.http.apis import typed_event
 from pagedserve.server.http.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
-from pagedserve.server.responses.chat import NAMES, chat_of, truncated_prompt
+from pagedserve.server.responses.chat import NAMES, chat_of
 from pagedserve.server.responses.items import ITEMS, Item, items_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
