@@ -130,6 +130,11 @@ def test_every_form_of_input(embedding: Served, offline: LLM) -> None:
         assert {item["object"] for item in answer["data"]} == {"embedding"}
 
 
+def test_ollamas_api_shows_no_capability_without_a_route(embedding: Served) -> None:
+    assert embedding.http.post("/api/show", json={"model": "minilm"}).json()["capabilities"] == []
+    assert embedding.http.post("/api/embed", json={"model": "minilm"}).status_code == 501
+
+
 def test_base64_is_float32_with_the_lowest_byte_first(embedding: Served, offline: LLM) -> None:
     body = {"input": TEXTS[0], "encoding_format": "base64", "normalize": False}
     answer = embedding.http.post("/v1/embeddings", json=body).json()

@@ -121,7 +121,6 @@ async def _description(context: Context, name: str) -> OllamaDescription:
     has_images = isinstance(model.images, ImageRules)
     capabilities = {
         "completion": model.pooling is None,
-        "embedding": model.pooling is not None,
         "tools": model.pooling is None and text.reads_tool_calls,
         "vision": has_images,
         "thinking": context.args.reasoning_parser is not None,
