@@ -402,7 +402,8 @@ def leave_out_patterns(schema: Schema, fault_of: Callable[[Schema], str]) -> Non
         pattern, patterns = part.get("pattern"), part.get("patternProperties")
         if isinstance(pattern, str) and fault_of({"type": "string", "pattern": pattern}):
             del part["pattern"]
-        for pattern in list(patterns) if isinstance(patterns, dict) else ():
+        patterns = patterns if isinstance(patterns, dict) else {}
+        for pattern in list(patterns):
             if fault_of({"type": "string", "pattern": pattern}):
                 del patterns[pattern]
                 part["additionalProperties"] = True
