@@ -10,7 +10,7 @@
 //! packing of the rows, which are few.)
 //!
 //! Rows of float32 may have weights of 16 bits, which become float32 in registers, for many rows a
-//! block at a time; [`amx`] multiplies parts of them with bfloat16.
+//! block at a time; `linear::amx` multiplies parts of them with bfloat16.
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
