@@ -310,7 +310,7 @@ def test_a_stream_of_a_chat_begins_with_the_prompts_tokens(shared: Served) -> No
         ({"stream_options": {"include_usage": "so"}, "stream": True}, "stream_options"),
         ({"chat_template": "x"}, "chat_template"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs"),
         ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),

@@ -20,7 +20,7 @@ class ChatBody(Body):
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: int | None = Field(default=None, ge=-1)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: Literal[False] = False
