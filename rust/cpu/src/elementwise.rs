@@ -64,7 +64,7 @@ pub(crate) enum Rowwise<'a> {
     Rotate(Rotation<'a>),
     /// `to[row] = from[row]`, rows of `len` numbers, in float32 and side by side.
     Widen { from: *const u8, stride: usize, len: usize, to: *mut f32 },
-    /// Rows of `len` float32 as sums of three of bfloat16, `to_stride` apart: what is exact of each
+    /// Rows of `len` float32 as sums of `PARTS` of bfloat16, `to_stride` apart: what is exact of each
     /// number, of what is left, and the rest.
     #[cfg(target_arch = "x86_64")]
     Divide { from: *const f32, stride: usize, len: usize, to: *mut BFloat16, to_stride: usize },
@@ -96,6 +96,9 @@ pub(crate) struct Rotation<'a> {
     pub(crate) key_norm: Option<Norm<'a>>,
 }
 
+/// Numbers of bfloat16 whose sum a float32 is.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PARTS: usize = 3;
 /// Numbers that are not worth a second thread.
 const FEW_NUMBERS: usize = 16_384;
 /// Rows of a work item.
@@ -174,7 +177,12 @@ unsafe fn one_row<I: Vectors, E: Element>(work: &Rowwise<'_>, row: usize) {
             Rowwise::Rotate(rotation) => rotate_row::<I, E>(&rotation, row),
             #[cfg(target_arch = "x86_64")]
             Rowwise::Divide { from, stride, len, to, to_stride } => {
-                divide::<I>(from.add(row * stride), to.add(3 * row * to_stride), to_stride, len);
+                divide::<I>(
+                    from.add(row * stride),
+                    to.add(PARTS * row * to_stride),
+                    to_stride,
+                    len,
+                );
             }
             Rowwise::Widen { from, stride, len, to } => {
                 widen::<I, E>(from.cast::<E>().add(row * stride), to.add(row * len), len);
@@ -208,7 +216,7 @@ unsafe fn divide<I: Vectors>(from: *const f32, to: *mut BFloat16, to_stride: usi
         let minus = I::splat(-1.0);
         for index in (0..whole).step_by(PANEL) {
             let mut left = I::load(from.add(index));
-            for part in 0..3 {
+            for part in 0..PARTS {
                 let upper = I::second_of_pairs(left);
                 BFloat16::store::<I>(upper, to.add(part * to_stride + index).cast());
                 left = I::multiply_add(upper, minus, left);
@@ -216,7 +224,7 @@ unsafe fn divide<I: Vectors>(from: *const f32, to: *mut BFloat16, to_stride: usi
         }
         for index in rest {
             let mut left = from.add(index).read();
-            for part in 0..3 {
+            for part in 0..PARTS {
                 let upper = f32::from_bits(left.to_bits() & 0xffff_0000);
                 to.add(part * to_stride + index).write(BFloat16::from_f32(upper));
                 left -= upper;

@@ -14,7 +14,7 @@
 //!
 //! Of int8 weights a panel holds `[K][64]` whole numbers, and each feature has a float32 that they
 //! are multiples of.  They become float32 in registers; rows of 16-bit numbers are written out as
-//! float32 first, `WIDE_ROWS` at a time.  Panels of [`crate::bytes`] are multiplied with rows of
+//! float32 first, `CHUNK_ROWS` at a time.  Panels of [`crate::bytes`] are multiplied with rows of
 //! bytes, which are quantised as many at a time.
 //!
 //! # Invariants
@@ -67,8 +67,8 @@ const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
 /// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
 pub(crate) const MOST_ROWS: usize = 64;
-/// Rows that are converted to float32 at once.
-const WIDE_ROWS: usize = 512;
+/// Rows that are converted at once.
+const CHUNK_ROWS: usize = 512;
 
 thread_local! {
     /// Rows as bytes, their scales and totals.
@@ -275,28 +275,16 @@ impl Product<'_> {
     /// # Safety
     /// That of [`linear`].
     unsafe fn run_widened(&self, execution: &Execution<'_>) {
-        let (dtype, len) = (self.rows, self.weights.in_features);
-        let row_of = |matrix: Matrix, row: usize, dtype: DType| {
-            matrix.pointer.wrapping_add(row * matrix.stride * dtype.size())
-        };
+        let len = self.weights.in_features;
         let mut wide = WIDE.take();
-        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
-            let num_rows = WIDE_ROWS.min(self.num_rows - first);
-            let [to] = pieces(&mut wide, [num_rows * len]);
-            let from = row_of(self.input, first, dtype);
-            let work = Rowwise::Widen { from, stride: self.input.stride, len, to };
+        for part in self.in_chunks() {
+            let [to] = pieces(&mut wide, [part.num_rows * len]);
+            let Matrix { pointer: from, stride } = part.input;
+            let work = Rowwise::Widen { from, stride, len, to };
             // SAFETY: the caller's promise; the buffer can hold the rows.
-            unsafe { for_rows(work, dtype, num_rows, len, execution) };
-            let pointer = row_of(self.output, first, self.output_dtype);
-            Product {
-                num_rows,
-                input: Matrix { pointer: to.cast(), stride: len },
-                rows: DType::Float32,
-                output: Matrix { pointer, ..self.output },
-                additions: (self.additions.0, first),
-                ..*self
-            }
-            .run(execution);
+            unsafe { for_rows(work, part.rows, part.num_rows, len, execution) };
+            let input = Matrix { pointer: to.cast(), stride: len };
+            Product { input, rows: DType::Float32, ..part }.run(execution);
         }
         WIDE.set(wide);
     }
@@ -306,29 +294,33 @@ impl Product<'_> {
     /// # Safety
     /// That of [`linear`].
     unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
-        let in_features = self.weights.in_features;
+        let len = self.weights.in_features;
         let mut memory = ROWS.take();
-        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
-            let num_rows = WIDE_ROWS.min(self.num_rows - first);
-            let rows = ByteRows::new(&mut memory, num_rows, in_features, group);
-            let pointer = |matrix: Matrix, dtype: DType| {
-                matrix.pointer.wrapping_add(first * matrix.stride * dtype.size())
-            };
-            let input = Matrix { pointer: pointer(self.input, self.rows), ..self.input };
-            let output = Matrix { pointer: pointer(self.output, self.output_dtype), ..self.output };
-            let part = Product {
-                num_rows,
-                input,
-                bytes: Some(rows),
-                output,
-                additions: (self.additions.0, self.additions.1 + first),
-                ..*self
-            };
+        for part in self.in_chunks() {
+            let rows = ByteRows::new(&mut memory, part.num_rows, len, group);
+            let from = (part.input, part.rows);
             // SAFETY: the caller's promise; the buffer can hold the rows.
-            unsafe { quantise_rows((input, self.rows), in_features, num_rows, &rows, execution) };
-            part.run(execution);
+            unsafe { quantise_rows(from, len, part.num_rows, &rows, execution) };
+            Product { bytes: Some(rows), ..part }.run(execution);
         }
         ROWS.set(memory);
+    }
+
+    /// The products of `CHUNK_ROWS` rows each, one chunk after another.
+    fn in_chunks(&self) -> impl Iterator<Item = Product<'_>> {
+        (0..self.num_rows).step_by(CHUNK_ROWS).map(|first| {
+            let from = |matrix: Matrix, dtype: DType| {
+                let bytes = first * matrix.stride * dtype.size();
+                Matrix { pointer: matrix.pointer.wrapping_add(bytes), ..matrix }
+            };
+            Product {
+                num_rows: CHUNK_ROWS.min(self.num_rows - first),
+                input: from(self.input, self.rows),
+                output: from(self.output, self.output_dtype),
+                additions: (self.additions.0, self.additions.1 + first),
+                ..*self
+            }
+        })
     }
 
     fn rows_per_item(&self) -> usize {

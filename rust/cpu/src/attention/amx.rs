@@ -12,7 +12,7 @@ use crate::attention::tile::{Chunk, weigh};
 use crate::kernel::Rows;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, PANEL};
 use crate::vectors::{Instructions, Vectors};
-use crate::x86::amx::{OfBFloat16, STEP, Steps, product};
+use crate::x86::amx::{OfBFloat16, STEP, Steps, WHOLE, product};
 
 /// Units of a token's values in a panel, each of two tokens.
 const UNITS: usize = PANEL / 2;
@@ -45,11 +45,10 @@ impl Chunk<'_> {
             result_stride: columns,
             adds: false,
         };
-        let of_keys =
-            Steps { depth, parts: (1, 0), len: STEP, stride: PANEL, ahead: depth * PANEL };
+        let of_keys = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL, ahead: depth * PANEL };
         let of_values = Steps {
             depth: used.len() * UNITS,
-            parts: (1, 0),
+            parts: WHOLE,
             len: UNITS,
             stride: columns,
             ahead: 0,

@@ -13,7 +13,7 @@ use crate::kernel::Rows;
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
 use crate::vectors::{Instructions, Vectors};
-use crate::x86::amx::{self, OfBytes, ROWS, STEP, Steps, Tiles};
+use crate::x86::amx::{self, OfBytes, ROWS, STEP, Steps, Tiles, WHOLE};
 
 /// Bytes of a unit.
 const UNIT: usize = 4;
@@ -57,7 +57,7 @@ unsafe fn sum_whole_rows<I: Vectors>(
     let at = |step: usize, vector: usize| {
         panel.wrapping_add(step * STEP * PANEL_FEATURES + vector * PANEL)
     };
-    let steps = Steps { depth, parts: (1, 0), len: STEP, stride: PANEL_FEATURES, ahead: AHEAD };
+    let steps = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL_FEATURES, ahead: AHEAD };
     // SAFETY: the caller's promise; whole numbers are written in the place of sums.
     unsafe {
         amx::product::<OfBytes>(rows_from(rows, 0, 0, sums), rows.num, VECTORS, steps, at);
@@ -91,7 +91,7 @@ unsafe fn sum_groups<I: Instructions>(
     let mut opened = MaybeUninit::<Opened>::uninit();
     let mut whole = Whole([MaybeUninit::uninit(); ROWS * PANEL_FEATURES]);
     let whole = whole.0.as_mut_ptr().cast::<f32>();
-    let steps = Steps { depth: STEP, parts: (1, 0), len: STEP, stride: PANEL_FEATURES, ahead: 0 };
+    let steps = Steps { depth: STEP, parts: WHOLE, len: STEP, stride: PANEL_FEATURES, ahead: 0 };
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
     unsafe {
         let mut tiles = Tiles::new();

@@ -1,8 +1,9 @@
 //! Products by AMX with weights of bfloat16.
 //!
 //! AMX has no products of float32.  But a float32 is the sum of three bfloat16: each of them is
-//! multiplied with the weights, which is exact, and all products are summed in float32.  (Henry et al., "Leveraging the bfloat16 Artificial Intelligence
-//! Datatype For Higher-Precision Computations", section 2, where both operands are such sums.)
+//! multiplied with the weights, which is exact, and all products are summed in float32.  (Henry et
+//! al., "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
+//! Computations", section 2, where both operands are such sums.)
 //!
 //! # Invariants
 //!
@@ -15,15 +16,13 @@
 
 use std::cell::Cell;
 
-use super::{Matrix, PANEL_FEATURES, Product, WIDE_ROWS};
-use crate::elementwise::{Rowwise, for_rows};
+use super::{Matrix, PANEL_FEATURES, Product};
+use crate::elementwise::{PARTS, Rowwise, for_rows};
 use crate::number::{BFloat16, DType, PANEL};
 use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::x86::amx::{self, OfBFloat16, Steps};
 
-/// Parts of a float32.
-const PARTS: usize = 3;
 /// Numbers of bfloat16 in a cache line.
 const LINE: usize = 32;
 
@@ -59,27 +58,17 @@ impl Product<'_> {
         // An odd number of cache lines: rows of a tile do not meet in the same few sets of a cache.
         let stride = (len.div_ceil(LINE) | 1) * LINE;
         let mut memory = DIVIDED.take();
-        for first in (0..self.num_rows).step_by(WIDE_ROWS) {
-            let num_rows = WIDE_ROWS.min(self.num_rows - first);
-            let [divided] = pieces(&mut memory, [PARTS * num_rows * stride / 2]);
+        for part in self.in_chunks() {
+            let [divided] = pieces(&mut memory, [PARTS * part.num_rows * stride / 2]);
             #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
-            let from = self.input.pointer.cast::<f32>().wrapping_add(first * self.input.stride);
+            let from = part.input.pointer.cast::<f32>();
             let to = divided.cast::<BFloat16>();
             let work =
-                Rowwise::Divide { from, stride: self.input.stride, len, to, to_stride: stride };
+                Rowwise::Divide { from, stride: part.input.stride, len, to, to_stride: stride };
             // SAFETY: the caller's promise; the buffer can hold the parts.
-            unsafe { for_rows(work, DType::Float32, num_rows, PARTS * len, execution) };
-            let output = first * self.output.stride * self.output_dtype.size();
-            Product {
-                num_rows,
-                input: Matrix { pointer: divided.cast(), stride: PARTS * stride },
-                rows: DType::BFloat16,
-                parts: PARTS,
-                output: Matrix { pointer: self.output.pointer.wrapping_add(output), ..self.output },
-                additions: (self.additions.0, self.additions.1 + first),
-                ..*self
-            }
-            .run(execution);
+            unsafe { for_rows(work, DType::Float32, part.num_rows, PARTS * len, execution) };
+            let input = Matrix { pointer: divided.cast(), stride: PARTS * stride };
+            Product { input, rows: DType::BFloat16, parts: PARTS, ..part }.run(execution);
         }
         DIVIDED.set(memory);
     }

@@ -97,6 +97,9 @@ impl Units for OfBytes {
     }
 }
 
+/// The parts of a row that is not divided.
+pub(crate) const WHOLE: (usize, usize) = (1, 0);
+
 /// Units of some columns, in steps.
 #[derive(Clone, Copy)]
 pub(crate) struct Steps {
@@ -336,7 +339,7 @@ impl Part {
                     let from = rows.units.add(row * rows.unit_stride + part * part_stride + first);
                     units.as_mut_ptr().copy_from_nonoverlapping(from, num);
                 }
-                let units = (units.as_ptr().cast(), STEP, (1, 0));
+                let units = (units.as_ptr().cast(), STEP, WHOLE);
                 let weights = |index: usize| weights[index].as_ptr().cast::<u32>();
                 add_step::<U, T, VECTORS>(units, weights, PANEL);
             }
