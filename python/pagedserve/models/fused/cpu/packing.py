@@ -87,7 +87,7 @@ def pack(
         peaks: as in `quantize`.
     """
     num_features, depth = weight.shape
-    kept = _narrowest(weight.detach())
+    kept = _narrowest(weight.detach()) if quantization is None else weight
     panels, scales = (
         (_panels(kept, torch.int32).view(np.uint32), None)
         if quantization is None
