@@ -97,7 +97,7 @@ def test_usage_in_streams(served: Served) -> None:
 def test_all_log_probabilities(serve: Serve) -> None:
     with serve(chat_template=TEMPLATE) as served:
         (choice,) = served.complete(prompt=PROMPT, max_tokens=2, logprobs=-1).json()["choices"]
-        # Names that several tokens share stand for the last of them.
+        # Names that several tokens share stand for one of them.
         assert all(len(top) > 100 for top in choice["logprobs"]["top_logprobs"])
         messages = [{"role": "user", "content": "Hi"}]
         body = {"messages": messages, "max_tokens": 2, "logprobs": True, "top_logprobs": -1}

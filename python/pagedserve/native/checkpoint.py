@@ -59,10 +59,8 @@ class Checkpoint:
     @classmethod
     def of_gguf(cls, model: str, gguf: GgufFile, config: DecoderConfig) -> Self:
         """Weights of a GGUF file, checked; see `check` and `check_known`."""
-        known = {
-            *shapes_of(config, GGUF_NAMES),
-            GGUF_NAMES.head,
-        }  # which a pooling model leaves out
+        # A pooling model leaves out the head.
+        known = {*shapes_of(config, GGUF_NAMES), GGUF_NAMES.head}
         check_known(model, gguf.tensors, known)
         return cls(
             model=model,
