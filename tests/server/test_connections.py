@@ -6,12 +6,14 @@ import logging
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pagedserve.server.http.connection import (
@@ -170,6 +172,16 @@ def test_bodies_that_arrive_are_bounded_together(serve: Serve) -> None:
         assert served.complete(prompt=PROMPT, max_tokens=1).status_code == 200
         first.close()
         served.wait_until(lambda: served.context.num_open_body_bytes == 0)
+
+
+def test_a_connection_idles_longer_than_in_pools_of_clients(served: Served) -> None:
+    pool = httpx.Limits(keepalive_expiry=None)  # the default is 5 s
+    with httpx.Client(base_url=served.http.base_url, limits=pool) as client:
+        assert client.get("/health").status_code == 200
+        (connection,) = served.connections
+        time.sleep(5.5)
+        assert client.get("/health").status_code == 200
+        assert served.connections == {connection}
 
 
 def test_connections_are_bounded(serve: Serve) -> None:

@@ -44,6 +44,9 @@ _LOOK: Final = 0.05
 _LOADING_LOOK: Final = 0.01
 # Seconds that connections have to close once nothing runs.
 _CLOSING: Final = 2
+# Seconds that an idle connection stays open: clients and proxies that reuse one close theirs first,
+# most after 5 to 60 s, since a request on a connection that the server closes is lost.
+_KEEP_ALIVE: Final = 75
 
 
 def run(
@@ -133,6 +136,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=_CLOSING,
+                timeout_keep_alive=_KEEP_ALIVE,
                 ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )

@@ -195,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_deadline()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
-        self._running = cycle
+        self._running, self._num_unsent = cycle, 0
         super()._start_asgi_task(cycle, app)
 
     @property
@@ -245,7 +245,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Disconnect a client that has read nothing since the last look."""
         before, self._num_unsent = self._num_unsent, 0
         # Otherwise bytes may have been read, and as many written.
-        if self.transport.is_closing() or self.flow.write_paused:
+        is_writing = self._running is not None and not self._running.response_complete
+        if self.transport.is_closing() or self.flow.write_paused or not is_writing:
             self._num_unsent = self.transport.get_write_buffer_size()
             if 0 < self._num_unsent == before:
                 self.transport.abort()
