@@ -78,6 +78,11 @@ def stopped(stop: str | list[str]) -> dict[str, Any]:
     return {"options": {"num_predict": 1, "stop": stop}}
 
 
+def choice(num_chars: int) -> list[str]:
+    """So many characters, of which none must follow at the start: those take long to compile."""
+    return ["x", "y" * (num_chars - 1)]
+
+
 def texts(number: int) -> list[str]:
     return [f"w{index}" for index in range(number)]
 
@@ -100,14 +105,14 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ("bad_words", "words"): ("completion", lambda n: {"bad_words": texts(n)}),
     ("bad_words[]", "characters"): ("completion", lambda n: {"bad_words": ["x", "x" * n]}),
     ("guided_choice", "choices"): ("completion", lambda n: {"guided_choice": texts(n)}),
-    ("guided_choice[]", "characters"): ("completion", lambda n: {"guided_choice": ["x" * n]}),
+    ("guided_choice[]", "characters"): ("completion", lambda n: {"guided_choice": choice(n)}),
     ("guided_json", "characters"): ("completion", lambda n: {"guided_json": "x" * n}),
     ("guided_regex", "characters"): ("completion", lambda n: {"guided_regex": "(" * n}),
     ("guided_grammar", "characters"): ("completion", lambda n: {"guided_grammar": "x" * n}),
     ("structured_outputs.choice", "choices"): ("completion", lambda n: structured(choice=texts(n))),
     ("structured_outputs.choice[]", "characters"): (
         "completion",
-        lambda n: structured(choice=["x" * n]),
+        lambda n: structured(choice=choice(n)),
     ),
     ("structured_outputs.json", "characters"): ("completion", lambda n: structured(json="x" * n)),
     ("structured_outputs.regex", "characters"): ("completion", lambda n: structured(regex="(" * n)),
