@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -39,15 +39,21 @@ def connected(served: Served) -> Iterator[socket.socket]:
         yield connection
 
 
+def read(file: BinaryIO) -> tuple[int, dict[str, Any]]:
+    """The status and the content of the next answer."""
+    status = int(file.readline().split()[1])
+    length = 0
+    while (line := file.readline()) != b"\r\n":
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    return status, json.loads(file.read(length))
+
+
 def answered(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     """The status and the error of the next answer."""
     with connection.makefile("rb") as file:
-        status = int(file.readline().split()[1])
-        length = 0
-        while (line := file.readline()) != b"\r\n":
-            if line.lower().startswith(b"content-length:"):
-                length = int(line.partition(b":")[2])
-        return status, json.loads(file.read(length))["error"]
+        status, content = read(file)
+        return status, content["error"]
 
 
 def push(connection: socket.socket, *chunks: bytes) -> None:
@@ -89,6 +95,36 @@ def test_the_chunks_of_a_body_are_bounded(served: Served) -> None:
         status, error = answered(connection)
     assert (status, error["type"]) == (413, "RequestTooLargeError")
     assert f"more than {MAX_CHUNKS} chunks" in error["message"]
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("num_first", [0, 5])
+def test_an_offer_of_another_protocol_is_ignored(
+    served: Served, num_first: int, is_chunked: bool
+) -> None:
+    # As Java's client sends every request.
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 2}).encode()
+    head = POST + offer + b"Content-Length: %d\r\n\r\n" % len(body)
+    if is_chunked:
+        head = POST + offer + b"Transfer-Encoding: chunked\r\n\r\n"
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    with connected(served) as connection, connection.makefile("rb") as file:
+        push(connection, head + body[:num_first])
+        served.wait_until(lambda: any(at.is_receiving for at in served.connections))
+        push(connection, body[num_first:], (head + body) * 20)
+        for _ in range(21):
+            status, content = read(file)
+            assert (status, content["usage"]["completion_tokens"]) == (200, 2)
+
+
+def test_what_is_no_http_gets_an_error_of_the_api(served: Served) -> None:
+    with connected(served) as connection:
+        push(connection, b"GET /version SMTP/1.1\r\n\r\n")
+        status, error = answered(connection)
+        assert (status, error["message"]) == (400, "the request is not valid HTTP/1.1")
+        assert connection.recv(1) == b""
+    assert served.complete(prompt=PROMPT, max_tokens=1).status_code == 200
 
 
 def test_a_length_of_thousands_of_digits_is_too_large(served: Served) -> None:

@@ -5,7 +5,7 @@ header has at most ``MAX_HEADER_BYTES`` and ``MAX_HEADERS`` lines (431), headers
 bodies have a time limit (408), a body has at most ``MAX_CHUNKS`` chunks (413), and the number of
 connections is limited (503).  A request that is refused here never reaches the application, and its
 connection closes.  A client that does not read is disconnected: a transport that closes waits for
-its unsent bytes.
+its unsent bytes.  An offer to change to another protocol is ignored, as HTTP permits.
 
 Costs: a few comparisons per read from the socket and per header line; two timers per connection,
 and one per request that does not arrive in one read.
@@ -16,6 +16,7 @@ import resource
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagedserve.server.http.apis import OPENAI, Api
@@ -42,6 +43,7 @@ _LINGER: Final = 2.0
 # Each connection takes some 20 KB.
 _MOST_CONNECTIONS: Final = 10_000
 _PHRASES: Final = {
+    400: "Bad Request",
     408: "Request Timeout",
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
@@ -127,13 +129,45 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_header:
             # The parser joins a line that arrives in fragments: their number must be limited.
             self._num_fed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except HttpParserError:
+            self._refuse(ServerError(400, "the request is not valid HTTP/1.1"))
         if not self._is_open():
             return
         if self._in_header and self._num_fed > MAX_HEADER_BYTES:
             self._refuse_header()
         elif self._deadline is None and (self._in_body or (self._in_header and self._num_fed)):
             self._start_deadline()
+
+    def _parse(self, data: memoryview) -> None:
+        """Feed the parser; if a header offers another protocol, then again without the offer.
+
+        httptools ends such a request at its header.  Java's client offers HTTP/2 for every body.
+
+        Raises:
+            HttpParserError: It is not HTTP.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                if not self._is_offered:  # CONNECT
+                    return
+                data = data[upgrade.args[0] :]
+                version = self.parser.get_http_version().encode()
+                start = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+                lines = [b"%b: %b" % line for line in self.headers if line[0] != b"upgrade"]
+                self.parser = HttpRequestParser(self)
+                self.parser.feed_data(b"\r\n".join([start, *lines, b"", b""]))
+            else:
+                return
+
+    @property
+    def _is_offered(self) -> bool:
+        """Whether the header offers to change to another protocol."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_message_begin(self) -> None:
         """Count the bytes of a header from its first."""
@@ -164,6 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._num_header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse_header()
             return
+        if self._is_offered:
+            return
         self._in_header, self._in_body, self._num_fed = False, True, 0
         self._stop_deadline()
         super().on_headers_complete()
@@ -188,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the timer: the request is complete."""
-        if self._is_refused:
+        if self._is_refused or self._is_offered:
             return
         super().on_message_complete()
         self._in_header, self._in_body = True, False
