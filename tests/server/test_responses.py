@@ -57,7 +57,7 @@ VISIBLE: Final = byte_tokenizer().encode("".join(map(chr, range(33, 127))))
 STRICT: Final[TypeAdapter[Any]] = TypeAdapter(ResponseStreamEvent)
 
 
-def _served(**options: Any) -> Served:
+def served(**options: Any) -> Served:
     args = ServerArgs(
         port=0,
         uvicorn_log_level="warning",
@@ -72,7 +72,7 @@ def _served(**options: Any) -> Served:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with _served() as running:
+    with served() as running:
         yield running
         running.wait_until_idle()
 
@@ -539,7 +539,7 @@ def test_another_key_sees_nothing(server: Served, client: openai.OpenAI) -> None
 
 
 def test_the_oldest_are_dropped() -> None:
-    with _served(max_stored_response_bytes=12_000) as server, client_of(server) as client:
+    with served(max_stored_response_bytes=12_000) as server, client_of(server) as client:
         ids = [create(client, **says("a")).id for _ in range(10)]
         store = server.context.responses
         assert 0 < store.num_bytes <= 12_000
@@ -557,7 +557,7 @@ def test_the_oldest_are_dropped() -> None:
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError, match=first.id):
             create(client, previous_response_id=second.id)
-    with _served(max_stored_response_bytes=0) as server, client_of(server) as client:
+    with served(max_stored_response_bytes=0) as server, client_of(server) as client:
         answer = create(client, **says("a"))
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(answer.id)
@@ -660,8 +660,19 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": -1}, "temperature", "temperature is -1"),
-    ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
+    ({"tools": [{"name": "weather"}]}, "tools", "_kind_of()"),
+    ({"tools": [{"type": "function"}]}, "tools", "name"),
+    (
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "tool_choice",
+        "tools has only 'web_search', which this server does not run; accepted are function",
+    ),
     ({"tools": [WEATHER, WEATHER]}, "tools", "two tools of one name"),
+    (
+        {"tools": [{"type": "namespace", "name": "a" * 250, "tools": [WEATHER]}]},
+        "tools",
+        "with 259 characters; with its namespace a name may have 256",
+    ),
     ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice", "function"),
     (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "no"}},
@@ -693,7 +704,7 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
         "text",
         "text.format cannot be used",
     ),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning", "'auto'"),
+    ({"reasoning": {"summary": "long"}}, "reasoning", "'detailed'"),
     ({"include": ["other"]}, "include", "include"),
     ({"top_logprobs": 2}, "include", "--reasoning-parser"),
     ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),

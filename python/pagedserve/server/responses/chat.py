@@ -15,11 +15,15 @@ from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.responses.protocol import (
     NamedTool,
     ResponseAllowedTools,
-    ResponseCustomTool,
-    ResponseGrammarFormat,
     ResponsesBody,
     SchemaFormat,
-    Tool,
+)
+from pagedserve.server.responses.tools import (
+    CallableTool,
+    OtherTool,
+    ResponseCustomTool,
+    ResponseGrammarFormat,
+    shown_tools,
 )
 
 # Fields of a chat, and of this protocol, in messages of errors.
@@ -97,10 +101,18 @@ def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
     """Tools of the chat and its ``tool_choice``.
 
     Raises:
-        RequestError: Allowed tools that the request does not have.
+        RequestError: Allowed tools that the request does not have, or a required call where all
+            tools are left out.
     """
-    tools, choice = body.tools, body.tool_choice
+    tools, choice = shown_tools(body.tools), body.tool_choice
     chosen: object = choice
+    left_out = [tool.type for tool in body.tools if isinstance(tool, OtherTool)]
+    if choice == "required" and left_out and not tools:
+        raise RequestError(
+            f"tool_choice is 'required', and tools has only {left_out[0]!r:.80}, which this server "
+            "does not run; accepted are function, custom and namespace",
+            param="tool_choice",
+        )
     if isinstance(choice, ResponseAllowedTools):
         allowed = {tool.name for tool in choice.tools}
         if unknown := sorted(allowed - {tool.name for tool in tools}):
@@ -114,7 +126,7 @@ def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
     return [_chat_tool(tool) for tool in tools], chosen
 
 
-def _chat_tool(tool: Tool) -> tool_fields.Tool:
+def _chat_tool(tool: CallableTool) -> tool_fields.Tool:
     fields = tool.model_dump(exclude={"type", "format"}, exclude_none=True)
     if not isinstance(tool, ResponseCustomTool):
         return tool_fields.FunctionTool(function=tool_fields.Function(**fields))

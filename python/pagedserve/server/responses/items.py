@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.http.bounds import MAX_ID_CHARS
+from pagedserve.server.responses.tools import shown_name
 from pagedserve.server.tools.cut_arguments import completed
 
 # Parts of a message: as in a chat's messages.
@@ -100,6 +101,7 @@ class _CallItem(_Item):
     id: _Id | None = None
     call_id: _Id
     name: str  # the model may have made it up
+    namespace: str | None = None
     status: _Status | None = None
 
 
@@ -250,7 +252,8 @@ def _message_of(item: Item) -> dict[str, Any]:
 def _message_of_call(
     item: FunctionCallItem | CustomCallItem, kind: str, text: dict[str, str]
 ) -> dict[str, Any]:
-    call = {"id": item.call_id, "type": kind, kind: {"name": item.name, **text}}
+    name = shown_name(item.namespace, item.name)
+    call = {"id": item.call_id, "type": kind, kind: {"name": name, **text}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 

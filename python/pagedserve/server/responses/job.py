@@ -28,6 +28,7 @@ from pagedserve.server.responses.items import ITEMS, Item, items_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
+from pagedserve.server.responses.tools import known_tools, names_of_calls
 from pagedserve.server.tokenization import Tokenization, token_ids_of
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.
@@ -72,6 +73,7 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         chat=chat,
         owner=owner,
         items=given,
+        output=Output(names_of_calls(body.tools)),
     )
 
 
@@ -150,7 +152,7 @@ class ResponsesJob(TokenJob):
     chat: PreparedChat
     owner: bytes
     items: Sequence[Item]
-    output: Output = field(default_factory=Output)
+    output: Output
     status: str = "in_progress"
     incomplete: dict[str, str] | None = None
     error: dict[str, str] | None = None
@@ -227,7 +229,7 @@ class ResponsesJob(TokenJob):
             "temperature": params.temperature,
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
             "tool_choice": _shown_choice(body.tool_choice),
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tools": [tool.model_dump() for tool in known_tools(body.tools)],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": body.truncation,

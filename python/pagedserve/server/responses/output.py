@@ -37,9 +37,11 @@ class Output:
     """Items of a response; the last one is open while its text grows.
 
     Attributes:
+        names_of_calls: Fields of calls of tools in namespaces, by the name that the model writes.
         items: Items as in the response.
     """
 
+    names_of_calls: Mapping[str, Mapping[str, str]]
     items: list[dict[str, Any]] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +78,8 @@ class Output:
         given = call["custom"] if "custom" in call else call["function"]
         if "id" in call:
             events += self._close("completed")
-            events += self._begin(kind, {"call_id": call["id"], "name": given["name"]})
+            names = self.names_of_calls.get(given["name"], {"name": given["name"]})
+            events += self._begin(kind, {"call_id": call["id"], **names})
         return events + self._add(given[_FORMS[kind].text])
 
     def end(self, status: str) -> list[Event]:

@@ -9,40 +9,13 @@ from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ReasoningEffort
 from pagedserve.server.fields import JsonSchema, Metadata, NullsLeftOut
 from pagedserve.server.http.bounds import MAX_ID_CHARS
-from pagedserve.server.protocol import ABSENT, MAX_INT, SamplingBody
+from pagedserve.server.protocol import ABSENT, HARMLESS, MAX_INT, SamplingBody
 from pagedserve.server.responses.items import Input, Item
-from pagedserve.server.tools.fields import Function, Grammar, TextFormat, ToolName
+from pagedserve.server.responses.tools import KnownTool, Tool
+from pagedserve.server.tools.fields import ToolName
 
 _MAX_TOP_LOGPROBS: Final = 20
 LOGPROBS: Final = "message.output_text.logprobs"
-
-
-class ResponseFunctionTool(Function):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-
-
-class ResponseGrammarFormat(Grammar):
-    """Text that a grammar describes."""
-
-    type: Literal["grammar"]
-
-
-class ResponseCustomTool(NullsLeftOut):
-    """A tool whose input is a text."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["custom"]
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    format: TextFormat | ResponseGrammarFormat = Field(
-        default_factory=TextFormat, discriminator="type"
-    )
-
-
-Tool: TypeAlias = Annotated[ResponseFunctionTool | ResponseCustomTool, Field(discriminator="type")]
 
 
 class NamedTool(ToolName):
@@ -97,15 +70,18 @@ class TextConfig(NullsLeftOut):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(NullsLeftOut):
     """Reasoning of the model, which is returned whole and not as a summary."""
 
     model_config = ConfigDict(extra="forbid")
 
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
-    context: Literal["auto"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Literal["standard"] | None = None
 
 
@@ -126,6 +102,7 @@ class ResponsesBody(SamplingBody):
     """``POST /v1/responses``."""
 
     may_have_images: ClassVar[bool] = True
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"client_metadata", "access_programs"}
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {
         "background": (False,),
         "background_options": (),
@@ -140,7 +117,7 @@ class ResponsesBody(SamplingBody):
     previous_response_id: str | None = Field(default=None, max_length=MAX_ID_CHARS)
     store: bool = True
     stream: bool = False
-    stream_options: dict[str, bool] | None = Field(default=None, description="Passed over.")
+    stream_options: dict[str, Any] | None = Field(default=None, description="Passed over.")
     max_output_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = Field(default=None, ge=1, description="Passed over.")
     text: TextConfig = Field(default_factory=TextConfig)
@@ -208,6 +185,7 @@ class OutputCall(BaseModel):
     status: _Status
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -219,6 +197,7 @@ class OutputCustomCall(BaseModel):
     status: _Status
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -298,7 +277,7 @@ class ResponseObject(BaseModel):
     temperature: float
     text: dict[str, Any]
     tool_choice: str | NamedTool | ResponseAllowedTools
-    tools: list[Tool]
+    tools: list[KnownTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
