@@ -1,6 +1,7 @@
 """Requests of agents' programs to the Responses API: their fields, tools and items."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -94,3 +95,37 @@ def test_tools_in_namespaces(client: openai.OpenAI) -> None:
     chosen = {"type": "function", "name": "mcp__sky__weather"}
     (call,) = create(client, **(given | {"extra_body": None}), tool_choice=chosen).output
     assert (call.name, call.namespace) == ("weather", "mcp__sky")
+
+
+def test_items_of_stored_responses_are_referred_to(server: Served, client: openai.OpenAI) -> None:
+    """As the Vercel AI SDK does by default: ``type`` may be missing."""
+    text = f"<think>\nSo.\n</think>\nI look.\n{CALL}"
+    first = create(client, tools=[WEATHER], **says(text))
+    thinking, message, call = first.output
+    items: Any = [
+        {"role": "user", "content": "x"},
+        {"type": "item_reference", "id": thinking.id},
+        {"id": message.id},
+        {"type": None, "id": call.id},
+        {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
+    ]
+    prompt = "u:x;a<So.>:I look.!weatherRome;t:21=;"
+    second = create(client, input=items, **says("Ok."))
+    assert second.usage.input_tokens == len(f"{prompt}|a:")
+    counted = client.responses.input_tokens.count(model="formula", input=items)
+    assert counted.input_tokens == second.usage.input_tokens
+    kept = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.id for item in kept[1:4]] == [thinking.id, message.id, call.id]
+
+    client.responses.delete(first.id)  # the second response has these items too
+    items += [{"id": second.output[0].id}, {"role": "user", "content": "y"}]
+    third = create(client, input=items, store=False, **says("Ok."))
+    assert third.usage.input_tokens == len(f"{prompt}a:Ok.;u:y;|a:")
+    with client_of(server, "other") as other, pytest.raises(openai.NotFoundError) as unknown:
+        create(other, input=items)
+    assert f"no item '{thinking.id}' is stored" in str(unknown.value)
+    assert unknown.value.param == "input"
+    client.responses.delete(second.id)
+    for dropped in (call.id, third.output[0].id):
+        with pytest.raises(openai.NotFoundError, match=f"no item '{dropped}' is stored"):
+            create(client, input=[{"type": "item_reference", "id": dropped}])

@@ -146,11 +146,19 @@ class ReasoningItem(_Item):
     status: _Status | None = None
 
 
+class ItemReference(_Item):
+    """Reference to an item of a stored response."""
+
+    id: _Id
+    type: Literal["item_reference"] = "item_reference"
+
+
 def item_type(given: Any) -> str | None:
-    """The ``type`` of an item, which a message may lack; None if it is no string."""
+    """The ``type`` of an item, which a message and a reference may lack; None if no string."""
     found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     if found is None:
-        return "message"
+        is_reference = isinstance(given, dict) and "id" in given and given.keys() <= {"id", "type"}
+        return "item_reference" if is_reference else "message"
     return found if isinstance(found, str) else None
 
 
@@ -158,17 +166,21 @@ def _form_of_input(given: Any) -> str:
     return "text" if isinstance(given, str) else "items"
 
 
-Item: TypeAlias = Annotated[
+_Kinds: TypeAlias = (
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
     | Annotated[CallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(item_type),
+    | Annotated[ReasoningItem, Tag("reasoning")]
+)
+Item: TypeAlias = Annotated[_Kinds, Discriminator(item_type)]
+InputItem: TypeAlias = Annotated[
+    _Kinds | Annotated[ItemReference, Tag("item_reference")], Discriminator(item_type)
 ]
 Input: TypeAlias = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Item], Tag("items")], Discriminator(_form_of_input)
+    Annotated[str, Tag("text")] | Annotated[list[InputItem], Tag("items")],
+    Discriminator(_form_of_input),
 ]
 ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 
@@ -187,11 +199,24 @@ def new_id(kind: str) -> str:
     return f"{_ID_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """Return the input of a request as items in their full form, each with an id; "" has none."""
+def references_of(given: str | Sequence[InputItem]) -> list[str]:
+    """Return the ids of the items that the input of a request refers to."""
+    if isinstance(given, str):
+        return []
+    return [item.id for item in given if isinstance(item, ItemReference)]
+
+
+def items_of(given: str | Sequence[InputItem], stored: Iterable[Item] = ()) -> list[Item]:
+    """Return the input of a request as items in their full form, each with an id.
+
+    Args:
+        given: The input; "" has no items.
+        stored: Items among which are all those that it refers to.
+    """
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)] if given else []
-    return [_in_full(item) for item in given]
+    known = {item.id: item for item in stored}
+    return [_in_full(known[item.id] if isinstance(item, ItemReference) else item) for item in given]
 
 
 def _in_full(item: Item) -> Item:

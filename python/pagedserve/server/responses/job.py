@@ -24,7 +24,7 @@ from pagedserve.server.http.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
 from pagedserve.server.responses.chat import NAMES, chat_of
-from pagedserve.server.responses.items import ITEMS, Item, items_of
+from pagedserve.server.responses.items import ITEMS, Item, items_of, references_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
@@ -49,10 +49,9 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
 
     Raises:
         RequestError: Fields are invalid, or the template does not accept the items.
-        ServerError: Unknown model or previous response, or the model is still loading.
+        ServerError: Unknown model, previous response or item, or the model is still loading.
     """
-    given = items_of(body.input)
-    chat_body = await _chat_body(context, body, given, owner)
+    given, chat_body = await _conversation(context, body, owner)
     with renamed_fields(NAMES):
         chat = await prepare_chat(context, chat_body)
     if body.has_logprobs and chat.reader.is_needed:
@@ -87,25 +86,27 @@ async def num_input_tokens(context: Context, body: ResponsesBody, owner: bytes) 
 
     Raises:
         RequestError: Fields are invalid, the template does not accept the items, or images.
-        ServerError: Unknown model or previous response, or the model is still loading.
+        ServerError: Unknown model, previous response or item, or the model is still loading.
     """
-    chat_body = await _chat_body(context, body, items_of(body.input), owner)
+    _, chat_body = await _conversation(context, body, owner)
     context.model_name(body.model)
     with renamed_fields(NAMES):
         return len(token_ids_of(await _prompt(context.text, body, chat_body)))
 
 
-async def _chat_body(
-    context: Context, body: ResponsesBody, given: Sequence[Item], owner: bytes
-) -> ChatBody:
-    """Validate a request with its items, and convert it to a chat."""
+async def _conversation(
+    context: Context, body: ResponsesBody, owner: bytes
+) -> tuple[list[Item], ChatBody]:
+    """Validate a request; return the items of its input, and the chat of the conversation."""
     await context.check_ready()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    store = context.responses
     earlier: Sequence[Stored] = ()
     if body.previous_response_id is not None:
-        earlier = context.responses.conversation((owner, body.previous_response_id))
-    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in earlier)
-    make_chat = partial(_chat, body, earlier, given, num_bytes, context.text.max_num_chars)
+        earlier = store.conversation((owner, body.previous_response_id))
+    referred = store.with_items(owner, references_of(body.input))
+    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in (*earlier, *referred))
+    make_chat = partial(_chat, body, earlier, referred, num_bytes, context.text.max_num_chars)
     with renamed_fields(NAMES):
         return await context.for_body(make_chat, num_bytes=num_bytes)
 
@@ -113,12 +114,17 @@ async def _chat_body(
 def _chat(
     body: ResponsesBody,
     earlier: Sequence[Stored],
-    given: Sequence[Item],
+    referred: Sequence[Stored],
     num_bytes: int,
     max_num_chars: int,
-) -> ChatBody:
-    items = [item for stored in earlier for item in stored.turn()]
-    return chat_of(body, [*items, *given], num_bytes=num_bytes, max_num_chars=max_num_chars)
+) -> tuple[list[Item], ChatBody]:
+    given = items_of(body.input, _turns(referred))
+    items = [*_turns(earlier), *given]
+    return given, chat_of(body, items, num_bytes=num_bytes, max_num_chars=max_num_chars)
+
+
+def _turns(responses: Sequence[Stored]) -> list[Item]:
+    return [item for stored in responses for item in stored.turn()]
 
 
 async def _prompts(body: ResponsesBody, chat: PreparedChat) -> list[Prompt]:
@@ -303,6 +309,7 @@ class ResponsesJob(TokenJob):
             json.dumps(response).encode(),
             json.dumps(items).encode(),
             self.body.previous_response_id,
+            tuple(item["id"] for item in (*items, *response["output"])),
         )
 
     def _written(self, events: Iterable[Event]) -> bytes:

@@ -1,4 +1,4 @@
-"""Responses that later requests may name, in bounded memory.
+"""Responses that later requests may name, they or their items, in bounded memory.
 
 Entries are JSON, so that their size is that of their bytes.  The least recently used are dropped
 first.  Each belongs to the API key of its request, and does not exist for any other key.
@@ -8,7 +8,7 @@ Invariant: a response is in progress or stored, never both: a client that has it
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -19,6 +19,8 @@ from pagedserve.server.responses.items import ITEMS, Item
 Key: TypeAlias = tuple[bytes, str]
 # Bytes of an entry beside its JSON: objects and dictionary slots.
 _ENTRY_BYTES: Final = 1024
+# Bytes of the id of an item, and of its entry in the index.
+_ITEM_BYTES: Final = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,19 @@ class Stored:
         response: JSON of the response.
         input_items: JSON of the items of its request.
         previous_id: Id of the response that it continues; None for none.
+        item_ids: Ids of the items of its request, and of its output.
     """
 
     response: bytes
     input_items: bytes
     previous_id: str | None
+    item_ids: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it counts for."""
-        return len(self.response) + len(self.input_items) + _ENTRY_BYTES
+        num_bytes = len(self.response) + len(self.input_items) + _ENTRY_BYTES
+        return num_bytes + len(self.item_ids) * _ITEM_BYTES
 
     def input(self) -> list[Item]:
         """Items of its request."""
@@ -64,15 +69,17 @@ class ResponseStore:
     num_bytes: int = 0
     running: dict[Key, Callable[[], dict[str, Any]]] = field(default_factory=dict)
     _stored: OrderedDict[Key, Stored] = field(default_factory=OrderedDict)
+    # The last response with an item, by the owner and the id of the item.
+    _with_item: dict[Key, Key] = field(default_factory=dict)
 
     def put(self, key: Key, stored: Stored) -> None:
         """Store a response, which has ended; drop the least recently used ones beyond the bound."""
         self.running.pop(key, None)
         self._stored[key] = stored
+        self._with_item |= dict.fromkeys(_item_keys(key, stored), key)
         self.num_bytes += stored.num_bytes
         while self.num_bytes > self.max_bytes:
-            _, dropped = self._stored.popitem(last=False)
-            self.num_bytes -= dropped.num_bytes
+            self._drop(next(iter(self._stored)))
 
     def get(self, key: Key, *, named_by: str = "response_id") -> Stored:
         """Return a stored response.
@@ -85,7 +92,7 @@ class ResponseStore:
             ServerError: 404, it is not stored.
         """
         if key not in self._stored:
-            raise _unknown(key[1], named_by)
+            raise _unknown(f"response {key[1]!r:.300}", named_by)
         self._stored.move_to_end(key)
         return self._stored[key]
 
@@ -96,8 +103,28 @@ class ResponseStore:
             ServerError: 404, it is not stored.
         """
         if key not in self._stored:
-            raise _unknown(key[1], "response_id")
-        self.num_bytes -= self._stored.pop(key).num_bytes
+            raise _unknown(f"response {key[1]!r:.300}", "response_id")
+        self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        stored = self._stored.pop(key)
+        self.num_bytes -= stored.num_bytes
+        for item_key in _item_keys(key, stored):
+            if self._with_item.get(item_key) == key:
+                del self._with_item[item_key]
+
+    def with_items(self, owner: bytes, item_ids: Iterable[str]) -> list[Stored]:
+        """Return the responses that have items of these ids.
+
+        Raises:
+            ServerError: 404, one of the items is not stored.
+        """
+        keys: dict[Key, None] = {}
+        for item_id in item_ids:
+            if (key := self._with_item.get((owner, item_id))) is None:
+                raise _unknown(f"item {item_id!r:.300}", "input")
+            keys[key] = None
+        return [self.get(key) for key in keys]
 
     def conversation(self, key: Key, *, named_by: str = "previous_response_id") -> list[Stored]:
         """Return a response and those that it continues, oldest first.
@@ -111,10 +138,15 @@ class ResponseStore:
         return found[::-1]
 
 
-def _unknown(response_id: str, named_by: str) -> ServerError:
+def _item_keys(key: Key, stored: Stored) -> list[Key]:
+    """Owner and id of each item of a response."""
+    return [(key[0], item_id) for item_id in stored.item_ids]
+
+
+def _unknown(what: str, named_by: str) -> ServerError:
     return ServerError(
         404,
-        f"no response {response_id!r:.300} is stored: it was deleted, dropped for later ones "
+        f"no {what} is stored: it was deleted, dropped for later ones "
         "(--max-stored-response-bytes), sent with store false, or never made for this API key",
         param=named_by,
     )
