@@ -13,7 +13,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from pagedserve import EngineArgs, LLMEngine, RequestError, SamplingParams
-from pagedserve.inputs.images import MAX_SUM_PIXELS, EncodedImage, image_of_url, images_of_parts
+from pagedserve.inputs.images import (
+    MAX_SUM_PIXELS,
+    EncodedImage,
+    image_of_part,
+    image_of_url,
+    images_of_parts,
+)
 from pagedserve.server.options import ServerArgs
 from tests.images.conftest import Family, MakeFamily
 from tests.server.conftest import Served
@@ -214,13 +220,21 @@ def test_what_is_no_image_is_refused_by_name(
     assert ask(server, message("w7 w8")).status_code == 200
 
 
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
+def test_detail_has_no_effect(detail: str | None) -> None:
+    url = data_url(picture(1))
+    plain = image_of_part({"type": "image_url", "image_url": {"url": url}})
+    given = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+    assert image_of_part(given) == plain
+
+
 def test_what_an_image_cannot_have_is_refused_by_name(served: tuple[Served, Family]) -> None:
     server, made = served
     url = data_url(picture(1))
-    high = {"type": "image_url", "image_url": {"url": url, "detail": "high"}}
+    best = {"type": "image_url", "image_url": {"url": url, "detail": "best"}}
     for messages, said in (
         (message(*[picture(1)] * 3), "3 images; limit_mm_per_prompt allows 2"),
-        (message(high), "detail of an image_url is 'high'"),
+        (message(best), "detail of an image_url is 'best'; accepted are auto, low, high, original"),
         (message({"type": "video_url", "video_url": {"url": url}}), "accepted are text and image"),
         (message(picture(1), f"w7 {made.oracle.token}"), "1 images and 2 times the image token"),
     ):

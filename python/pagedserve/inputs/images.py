@@ -28,6 +28,8 @@ MAX_PIXELS: Final = 1 << 25
 MAX_ASPECT_RATIO: Final = 200
 # Limit for all images of a conversation; each is decoded after the previous one is preprocessed.
 MAX_SUM_PIXELS: Final = 1 << 27
+# Values of OpenAI's hint on the size and cost of an image.
+_DETAILS: Final = ("auto", "low", "high", "original")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Tag of EXIF, and what turns an image upright by its value; others leave it unchanged.
 _ORIENTATION: Final = 0x0112
@@ -186,10 +188,11 @@ def image_of_part(part: Mapping[str, Any]) -> "GivenImage":
         (image,) = images_of(part["image"], "a message")
         return image
     given = part.get("image_url")
-    detail = given.get("detail", "auto") if isinstance(given, Mapping) else "auto"
-    if detail != "auto":
+    detail = given.get("detail") if isinstance(given, Mapping) else None
+    if detail is not None and detail not in _DETAILS:
         raise RequestError(
-            f"detail of an image_url is {detail!r}; the model's processor chooses: leave it out",
+            f"detail of an image_url is {detail!r:.80}; accepted are {', '.join(_DETAILS)}, all "
+            "without effect: the model's processor chooses",
             param="messages",
         )
     return image_of_url(given.get("url") if isinstance(given, Mapping) else given)
