@@ -97,6 +97,23 @@ def test_tools_in_namespaces(client: openai.OpenAI) -> None:
     assert (call.name, call.namespace) == ("weather", "mcp__sky")
 
 
+def test_items_with_tools(client: openai.OpenAI) -> None:
+    """The Codex CLI has all tools in one for some models."""
+    tools = [{"type": "namespace", "name": "sky", "description": "d", "tools": [WEATHER]}]
+    item = {"type": "additional_tools", "role": "developer", "tools": [*tools, {"type": "mcp"}]}
+    given = {"tools": [TIME], **says(CALL.replace("weather", "sky__weather"))}
+    first = create(client, input=[item, {"role": "user", "content": "x"}], **given)
+    (call,) = first.output
+    assert (call.name, call.namespace) == ("weather", "sky")
+    assert first.usage.input_tokens == len("Ttime,sky__weather|u:x;|a:")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+    second = create(client, input=[output], previous_response_id=first.id, **says("a"))
+    prompt = "Tsky__weather|u:x;a:!sky__weatherRome;t:21=;|a:"
+    assert second.usage.input_tokens == len(prompt)
+    kept = client.responses.input_items.list(second.id, order="asc").data
+    assert kept[0].type == "additional_tools"
+
+
 def test_items_of_stored_responses_are_referred_to(server: Served, client: openai.OpenAI) -> None:
     """As the Vercel AI SDK does by default: ``type`` may be missing."""
     text = f"<think>\nSo.\n</think>\nI look.\n{CALL}"

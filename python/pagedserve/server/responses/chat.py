@@ -23,6 +23,7 @@ from pagedserve.server.responses.tools import (
     OtherTool,
     ResponseCustomTool,
     ResponseGrammarFormat,
+    Tool,
     shown_tools,
 )
 
@@ -36,20 +37,26 @@ NAMES: Final = {
 
 
 def chat_of(
-    body: ResponsesBody, items: Sequence[Item], *, num_bytes: int, max_num_chars: int
+    body: ResponsesBody,
+    items: Sequence[Item],
+    given_tools: Sequence[Tool],
+    *,
+    num_bytes: int,
+    max_num_chars: int,
 ) -> ChatBody:
     """Convert a request to a chat.
 
     Args:
         body: The request.
         items: The whole conversation, oldest first.
+        given_tools: Tools of the request and of items.
         num_bytes: Bytes of its JSON.
         max_num_chars: Maximum characters of the conversation.
 
     Raises:
         RequestError: Items that do not fit together, or too many characters.
     """
-    tools, choice = _tools_of(body)
+    tools, choice = _tools_of(given_tools, body.tool_choice)
     given: dict[str, Any] = {name: getattr(body, name) for name in SamplingBody.model_fields}
     given |= {
         "messages": _messages_of(body, items, tools, max_num_chars),
@@ -97,16 +104,15 @@ def _messages_of(
     return messages
 
 
-def _tools_of(body: ResponsesBody) -> tuple[list[tool_fields.Tool], object]:
+def _tools_of(given: Sequence[Tool], choice: object) -> tuple[list[tool_fields.Tool], object]:
     """Tools of the chat and its ``tool_choice``.
 
     Raises:
         RequestError: Allowed tools that the request does not have, or a required call where all
             tools are left out.
     """
-    tools, choice = shown_tools(body.tools), body.tool_choice
-    chosen: object = choice
-    left_out = [tool.type for tool in body.tools if isinstance(tool, OtherTool)]
+    tools, chosen = shown_tools(given), choice
+    left_out = [tool.type for tool in given if isinstance(tool, OtherTool)]
     if choice == "required" and left_out and not tools:
         raise RequestError(
             f"tool_choice is 'required', and tools has only {left_out[0]!r:.80}, which this server "

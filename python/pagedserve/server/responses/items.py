@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.http.bounds import MAX_ID_CHARS
-from pagedserve.server.responses.tools import shown_name
+from pagedserve.server.responses.tools import Tool, shown_name
 from pagedserve.server.tools.cut_arguments import completed
 
 # Parts of a message: as in a chat's messages.
@@ -146,6 +146,15 @@ class ReasoningItem(_Item):
     status: _Status | None = None
 
 
+class AdditionalToolsItem(_Item):
+    """Tools beside those of the request."""
+
+    id: _Id | None = None
+    type: Literal["additional_tools"]
+    tools: list[Tool]
+    status: _Status | None = None
+
+
 class ItemReference(_Item):
     """Reference to an item of a stored response."""
 
@@ -166,7 +175,7 @@ def _form_of_input(given: Any) -> str:
     return "text" if isinstance(given, str) else "items"
 
 
-_Kinds: TypeAlias = (
+_MessageKinds: TypeAlias = (
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
@@ -174,6 +183,7 @@ _Kinds: TypeAlias = (
     | Annotated[CallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
 )
+_Kinds: TypeAlias = _MessageKinds | Annotated[AdditionalToolsItem, Tag("additional_tools")]
 Item: TypeAlias = Annotated[_Kinds, Discriminator(item_type)]
 InputItem: TypeAlias = Annotated[
     _Kinds | Annotated[ItemReference, Tag("item_reference")], Discriminator(item_type)
@@ -191,6 +201,7 @@ _ID_PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "additional_tools": "at",
 }
 
 
@@ -252,6 +263,8 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[dict[st
         messages.append({"role": "system", "content": instructions})
     calls: set[tuple[str, str]] = set()
     for item in items:
+        if isinstance(item, AdditionalToolsItem):
+            continue
         if isinstance(item, FunctionCallItem | CustomCallItem):
             calls.add((item.type, item.call_id))
         if isinstance(item, CallOutputItem):
@@ -260,7 +273,12 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[dict[st
     return messages
 
 
-def _message_of(item: Item) -> dict[str, Any]:
+def tools_of(items: Iterable[Item]) -> list[Tool]:
+    """Return the tools that items add to those of a request."""
+    return [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
+
+
+def _message_of(item: _MessageKinds) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         return {"role": role, "content": _content(item.content)}

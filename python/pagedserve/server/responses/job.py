@@ -24,11 +24,11 @@ from pagedserve.server.http.errors import ServerError, scrubbed
 from pagedserve.server.job import TokenJob
 from pagedserve.server.logprobs import chat_logprobs
 from pagedserve.server.responses.chat import NAMES, chat_of
-from pagedserve.server.responses.items import ITEMS, Item, items_of, references_of
+from pagedserve.server.responses.items import ITEMS, Item, items_of, references_of, tools_of
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
-from pagedserve.server.responses.tools import known_tools, names_of_calls
+from pagedserve.server.responses.tools import Tool, known_tools, names_of_calls
 from pagedserve.server.tokenization import Tokenization, token_ids_of
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.
@@ -51,7 +51,7 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         RequestError: Fields are invalid, or the template does not accept the items.
         ServerError: Unknown model, previous response or item, or the model is still loading.
     """
-    given, chat_body = await _conversation(context, body, owner)
+    given, tools, chat_body = await _conversation(context, body, owner)
     with renamed_fields(NAMES):
         chat = await prepare_chat(context, chat_body)
     if body.has_logprobs and chat.reader.is_needed:
@@ -72,7 +72,7 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         chat=chat,
         owner=owner,
         items=given,
-        output=Output(names_of_calls(body.tools)),
+        output=Output(names_of_calls(tools)),
     )
 
 
@@ -88,7 +88,7 @@ async def num_input_tokens(context: Context, body: ResponsesBody, owner: bytes) 
         RequestError: Fields are invalid, the template does not accept the items, or images.
         ServerError: Unknown model, previous response or item, or the model is still loading.
     """
-    _, chat_body = await _conversation(context, body, owner)
+    *_, chat_body = await _conversation(context, body, owner)
     context.model_name(body.model)
     with renamed_fields(NAMES):
         return len(token_ids_of(await _prompt(context.text, body, chat_body)))
@@ -96,8 +96,8 @@ async def num_input_tokens(context: Context, body: ResponsesBody, owner: bytes) 
 
 async def _conversation(
     context: Context, body: ResponsesBody, owner: bytes
-) -> tuple[list[Item], ChatBody]:
-    """Validate a request; return the items of its input, and the chat of the conversation."""
+) -> tuple[list[Item], list[Tool], ChatBody]:
+    """Validate a request; return the items of its input, all tools, and the whole chat."""
     await context.check_ready()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
     store = context.responses
@@ -117,10 +117,12 @@ def _chat(
     referred: Sequence[Stored],
     num_bytes: int,
     max_num_chars: int,
-) -> tuple[list[Item], ChatBody]:
+) -> tuple[list[Item], list[Tool], ChatBody]:
     given = items_of(body.input, _turns(referred))
     items = [*_turns(earlier), *given]
-    return given, chat_of(body, items, num_bytes=num_bytes, max_num_chars=max_num_chars)
+    tools = [*body.tools, *tools_of(items)]
+    chat = chat_of(body, items, tools, num_bytes=num_bytes, max_num_chars=max_num_chars)
+    return given, tools, chat
 
 
 def _turns(responses: Sequence[Stored]) -> list[Item]:
