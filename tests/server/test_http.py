@@ -76,6 +76,13 @@ def test_a_compressed_body_is_refused(shared: Served, path: str) -> None:
     assert answer.json()["error"]["message"] == said
 
 
+@pytest.mark.parametrize("given", ["identity", "utf-8", ""])
+def test_a_body_may_say_that_it_is_not_compressed(shared: Served, given: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": given}
+    content = b'{"prompt": "x", "max_tokens": 1}'
+    assert shared.http.post("/v1/completions", content=content, headers=headers).status_code == 200
+
+
 def test_json_may_have_parameters(shared: Served) -> None:
     headers = {"Content-Type": "Application/JSON; charset=utf-8"}
     content = b'{"prompt": "x", "max_tokens": 1}'

@@ -7,6 +7,7 @@ that a client has disconnected.
 import hashlib
 import hmac
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from pagedserve.server.http.turns import Turns
 # Paths without API key and log line: probes, scrapes and the page, which prompts for a key.
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 
+# Codings that change a body; some clients name its charset in the header of codings.
+_COMPRESSIONS: Final = re.compile(r"\b(gzip|deflate|br|zstd|compress)\b", re.IGNORECASE)
 # Digits of a Content-Length; Python parses no number of more than some thousand.
 _MAX_LENGTH_DIGITS: Final = 20
 
@@ -111,8 +114,8 @@ class Gate:
         if not keys and path not in OPEN_PATHS:
             text = "no valid API key: give Authorization: Bearer KEY, or X-API-Key: KEY"
             return ServerError(401, text, headers={"WWW-Authenticate": "Bearer"})
-        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
-        if encoding.lower() != "identity":
+        encoding = headers.get(b"content-encoding", b"").decode("latin-1")
+        if _COMPRESSIONS.search(encoding):
             return ServerError(415, f"the Content-Encoding is {encoding!r}; it must be identity")
         length = headers.get(b"content-length", b"0")
         is_number = length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
