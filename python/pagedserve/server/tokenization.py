@@ -103,7 +103,8 @@ class Tokenization:
     @property
     def shown_template(self) -> str:
         """The chat template of requests; empty without one."""
-        return str(self._template(None) or "")
+        template = self._template(None) or ""
+        return template if isinstance(template, str) else template.get("default", "")
 
     def _template(self, given: str | None) -> str | None:
         """The chat template of a request, which may have given its own."""
