@@ -153,15 +153,25 @@ def test_weights_that_do_not_fit_are_refused(
         load(saved)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "choices"),
+    [
+        (torch.float32, "give dtype='bfloat16', quantization='int8' or"),
+        (torch.bfloat16, "give quantization='int8' or"),  # weights remain in 16 bits
+    ],
+)
 def test_weights_that_need_more_memory_than_is_free_are_refused(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, choices: str
 ) -> None:
-    num_bytes = load_native(EngineArgs(str(saved), backend="native")).model.weight_bytes
+    change_weights(
+        saved, lambda weights: weights.update({k: v.to(dtype) for k, v in weights.items()})
+    )
+    num_bytes = load(saved).model.weight_bytes
     monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes)
-    load_native(EngineArgs(str(saved), backend="native"))
+    load(saved)
     monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes - 1)
-    with pytest.raises(ConfigError, match=r"KiB for its weights.* KiB .*dtype='bfloat16'"):
-        load_native(EngineArgs(str(saved), backend="native"))
+    with pytest.raises(ConfigError, match=rf"KiB for its weights.* KiB .*{choices}"):
+        load(saved)
 
 
 def test_shards_are_read_by_their_index(saved: Path) -> None:

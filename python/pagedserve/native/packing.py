@@ -130,7 +130,7 @@ class Packer:
             panels = _empty_bytes(shape[1], sections)
             scales = np.empty(shape[0], np.float32) if has_scales else None
         if sections is None:
-            self._converted += [t for t in tensors if _is_converted(t, quantization)]
+            self._converted += [t for t in tensors if _is_converted(t, dtype, quantization)]
         planned = Linear(
             parts=parts,
             tensors=tensors,
@@ -153,10 +153,12 @@ class Packer:
         """
         num_bytes = sum(linear.num_bytes for linear in self._planned)
         if num_bytes > (free_bytes := free_host_bytes()):
+            is_wide = any(at.scales is None and at.dtype == "float32" for at in self._planned)
+            choices = "dtype='bfloat16', quantization='int8'" if is_wide else "quantization='int8'"
             raise ConfigError(
                 f"model {self.checkpoint.model!r} needs {shown_bytes(num_bytes)} for its weights, "
-                f"and {shown_bytes(free_bytes)} of memory are free: give dtype='bfloat16', "
-                "quantization='int8' or a smaller model"
+                f"and {shown_bytes(free_bytes)} of memory are free: give {choices} or a smaller "
+                "model"
             )
         layers = [self._arguments(linear) for linear in self._planned]
         try:
@@ -274,11 +276,16 @@ def _row_group(storage: str) -> int | None:
     return MADE_STORAGES.get(storage, (BLOCK_WEIGHTS, 0))[0]
 
 
-def _is_converted(tensor: StoredTensor, quantization: Quantization | None) -> bool:
+def _is_converted(
+    tensor: StoredTensor, dtype: ComputeDtype, quantization: Quantization | None
+) -> bool:
     """Whether floats are other numbers than the option promises for a matrix.
 
-    Formats of directories leave some matrices as floats, which stay such.
+    Formats of directories leave some matrices as floats, which stay such, and so do those whose
+    dtype in the layer is that of the file.
     """
+    if quantization == "gguf" and _HALVES.get(tensor.storage) == dtype:
+        return False
     if quantization in ("w8a8", "gguf"):
         return True
     return quantization in FILE_QUANTIZATIONS and tensor.storage in _AS_STORED
