@@ -285,7 +285,7 @@ def test_results_belong_to_calls_by_id_then_name_then_order() -> None:
         *({"role": "tool", "content": "1"} | result for result in results),
     ]
     body = {"model": "formula", "messages": given}
-    asked, *answered = chat_of(OllamaChatBody.model_validate(body)).messages
+    asked, *answered = chat_of(OllamaChatBody.model_validate(body), max_num_chars=10_000).messages
     ids = [call["id"] for call in asked["tool_calls"]]
     assert len(set(ids)) == len(ids)
     found = [(message["name"], ids.index(message["tool_call_id"])) for message in answered]
@@ -300,7 +300,7 @@ def test_any_name_of_a_call_is_accepted(name: str) -> None:
         {"role": "tool", "tool_name": name, "content": "1"},
     ]
     body = {"model": "formula", "messages": given}
-    called, returned = chat_of(OllamaChatBody.model_validate(body)).messages
+    called, returned = chat_of(OllamaChatBody.model_validate(body), max_num_chars=10_000).messages
     assert called["tool_calls"][0]["function"]["name"] == name
     assert returned["tool_call_id"] == called["tool_calls"][0]["id"]
 
@@ -308,7 +308,7 @@ def test_any_name_of_a_call_is_accepted(name: str) -> None:
 def test_roles_may_be_in_capitals() -> None:
     given = [{"role": "System", "content": "a"}, {"role": "USER", "content": "b"}]
     body = {"model": "formula", "messages": given}
-    found = chat_of(OllamaChatBody.model_validate(body)).messages
+    found = chat_of(OllamaChatBody.model_validate(body), max_num_chars=10_000).messages
     assert [message["role"] for message in found] == ["system", "user"]
 
 
@@ -326,7 +326,7 @@ def test_a_last_message_with_calls_is_not_continued() -> None:
     call = {"function": {"name": "weather", "arguments": {}}}
     messages = [*HELLO, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
     body = {"model": "formula", "messages": messages}
-    chat = chat_of(OllamaChatBody.model_validate(body))
+    chat = chat_of(OllamaChatBody.model_validate(body), max_num_chars=10_000)
     assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
     assert chat.messages[-1]["tool_calls"]
 
@@ -355,17 +355,18 @@ def test_show_accepts_the_body_of_the_client_in_go(server: Served) -> None:
     assert (answer.status_code, answer.json()) == (200, shown)
 
 
-def test_the_oldest_turns_of_a_long_chat_are_dropped(client: ollama.Client) -> None:
+@pytest.mark.parametrize("num_turns", [9, 99])
+def test_the_oldest_turns_of_a_long_chat_are_dropped(client: ollama.Client, num_turns: int) -> None:
     turn = [{"role": role, "content": "x" * 95} for role in ("user", "assistant")]
     system = [{"role": "system", "content": name} for name in "st"]
-    messages: Any = [*system, *turn * 9, *HELLO]
+    messages: Any = [*system, *turn * num_turns, *HELLO]
     found = client.chat("formula", messages, options=OPTIONS)
     kept: Any = [*system, *turn, *HELLO]
     same = client.chat("formula", kept, options=OPTIONS)
     assert found.prompt_eval_count == same.prompt_eval_count
     assert found.message.content == same.message.content
     body = {"model": "formula", "messages": messages, "truncate": False}
-    with pytest.raises(ollama.ResponseError, match="tokens") as refused:
+    with pytest.raises(ollama.ResponseError, match=r"tokens|characters") as refused:
         client._request(ollama.ChatResponse, "POST", "/api/chat", json=body)
     assert refused.value.status_code == 400
 

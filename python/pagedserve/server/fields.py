@@ -136,9 +136,11 @@ class SizedBody(NullsLeftOut):
 
     Attributes:
         may_have_images: Whether its strings may be images, which are longer than any text.
+        may_drop_turns: Whether its conversation may have more characters than are rendered.
     """
 
     may_have_images: ClassVar[bool] = False
+    may_drop_turns: ClassVar[bool] = False
     _num_bytes: int = PrivateAttr(default=0)
 
     @property

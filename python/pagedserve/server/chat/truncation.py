@@ -1,10 +1,12 @@
 """Chats without the oldest turns, to fit the model's length."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedserve.inputs import TokensPrompt
 from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.http.bounds import check_texts, num_rendered
 from pagedserve.server.tokenization import Tokenization
 
 
@@ -34,6 +36,36 @@ async def truncated_prompt(text: Tokenization, chat: ChatBody, num_new: int) -> 
             found = tried
         low, high = (low, middle - 1) if fits else (middle + 1, high)
     return found
+
+
+def messages_within(
+    messages: list[dict[str, Any]],
+    rest: Mapping[str, Any],
+    max_num_chars: int,
+    *,
+    drops_turns: bool,
+) -> list[dict[str, Any]]:
+    """Messages of a chat that has few enough characters to render.
+
+    Args:
+        messages: All messages.
+        rest: Other fields that the template gets.
+        max_num_chars: Maximum characters.
+        drops_turns: Leave out as few of the oldest turns as necessary; the last one is kept.
+
+    Raises:
+        RequestError: There are too many characters.
+    """
+
+    def fits(num_dropped: int) -> bool:
+        kept = without_turns(messages, num_dropped)
+        return num_rendered(rest | {"messages": kept}) <= max_num_chars
+
+    if drops_turns:
+        numbers = range(num_turns(messages) - 1)
+        messages = without_turns(messages, bisect_left(numbers, True, key=fits))
+    check_texts(rest | {"messages": messages}, max_num_chars)
+    return messages
 
 
 def num_turns(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -126,7 +126,8 @@ def validated(
     num_tokens = sizes.get(MODEL_LENGTH)
     if isinstance(given, dict):
         check_bounds(given, sizes)
-        if num_tokens is not None and num_bytes > CHARS_PER_TOKEN * num_tokens:
+        is_whole = not (issubclass(kind, SizedBody) and kind.may_drop_turns)
+        if num_tokens is not None and num_bytes > CHARS_PER_TOKEN * num_tokens and is_whole:
             check_texts(given, CHARS_PER_TOKEN * num_tokens)
     try:
         body = kind.model_validate(given)

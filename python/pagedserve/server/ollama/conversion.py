@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChatBody
+from pagedserve.server.chat.truncation import messages_within
 from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.fields import JsonSchema, ResponseFormat
 from pagedserve.server.ollama.protocol import (
@@ -46,9 +47,20 @@ class _Call(NamedTuple):
     call_id: str
 
 
-def chat_of(body: OllamaChatBody) -> ChatBody:
-    """Convert a request to the chat that it describes."""
-    return _chat(body, [*_messages_of(body.messages)], tools=body.tools or None)
+def chat_of(body: OllamaChatBody, *, max_num_chars: int) -> ChatBody:
+    """Convert a request to the chat that it describes.
+
+    Args:
+        body: The request.
+        max_num_chars: Maximum characters of the chat, which may be truncated to them.
+
+    Raises:
+        RequestError: It has more.
+    """
+    rest = {"tools": [tool.for_template() for tool in body.tools]}
+    messages = [*_messages_of(body.messages)]
+    messages = messages_within(messages, rest, max_num_chars, drops_turns=body.truncate)
+    return _chat(body, messages, tools=body.tools or None)
 
 
 def chat_of_prompt(body: GenerateBody) -> ChatBody:

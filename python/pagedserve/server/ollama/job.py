@@ -53,7 +53,8 @@ async def chat_job(context: Context, body: OllamaChatBody, answer_id: str) -> "O
         ServerError: Unknown model, or the model is still loading.
     """
     await _check(context, body)
-    chat = await context.for_body(partial(chat_of, body), num_bytes=body.num_bytes)
+    make_chat = partial(chat_of, body, max_num_chars=context.text.max_num_chars)
+    chat = await context.for_body(make_chat, num_bytes=body.num_bytes)
     return await _chat_job(context, body, chat, answer_id, prompt_field="messages")
 
 

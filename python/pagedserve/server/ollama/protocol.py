@@ -146,6 +146,8 @@ class OllamaBody(EngineBody):
 class OllamaChatBody(OllamaBody):
     """``POST /api/chat``."""
 
+    may_drop_turns: ClassVar[bool] = True
+
     messages: list[OllamaMessageParam] = Field(default_factory=list)
     tools: list[FunctionTool] = Field(default_factory=list)
 

@@ -1,15 +1,13 @@
 """A request of the Responses API as a chat."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
 
 import pagedserve.server.tools.fields as tool_fields
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChatBody
-from pagedserve.server.chat.truncation import num_turns, without_turns
+from pagedserve.server.chat.truncation import messages_within
 from pagedserve.server.fields import ResponseFormat
-from pagedserve.server.http.bounds import check_texts, num_rendered
 from pagedserve.server.protocol import SamplingBody
 from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.responses.protocol import (
@@ -87,21 +85,12 @@ def _messages_of(
     max_num_chars: int,
 ) -> list[dict[str, Any]]:
     """Messages of a conversation; truncation drops the oldest turns beyond its characters."""
-    messages = messages_of(body.instructions, items)
     rest = {
         "tools": [tool.for_template() for tool in tools],
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-
-    def fits(num_dropped: int) -> bool:
-        kept = without_turns(messages, num_dropped)
-        return num_rendered(rest | {"messages": kept}) <= max_num_chars
-
-    if body.truncation == "auto":
-        numbers = range(num_turns(messages) - 1)
-        messages = without_turns(messages, bisect_left(numbers, True, key=fits))
-    check_texts(rest | {"messages": messages}, max_num_chars)
-    return messages
+    messages = messages_of(body.instructions, items)
+    return messages_within(messages, rest, max_num_chars, drops_turns=body.truncation == "auto")
 
 
 def _tools_of(given: Sequence[Tool], choice: object) -> tuple[list[tool_fields.Tool], object]:
