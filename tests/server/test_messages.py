@@ -57,6 +57,14 @@ def text_of(message: Any) -> str:
     return text
 
 
+# What Claude Code sends beyond the fields of a chat.
+CLAUDE_CODE: Any = {
+    "billing_policy": {"type": "billing_policy", "bill_to": "self"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "diagnostics": {"previous_message_id": "msg_1"},
+    "fallbacks": "default",
+    "safeguards": [{"type": "dangerous_tool_use", "classifier_context": "x"}],
+}
 SYSTEM: Any = [{"role": "system", "content": "be brief"}]
 
 
@@ -101,6 +109,8 @@ SYSTEM: Any = [{"role": "system", "content": "be brief"}]
         ({"extra_body": {"temperature": 1.5, "top_k": 1}}, {"temperature": 1.5, "top_k": 1}),
         ({"extra_body": {"temperature": 5.0, "top_p": 1e-6}}, {"temperature": 5.0, "top_p": 1e-6}),
         ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": {"type": "adaptive", "display": "updates", "block_binding": {}}}, {}),
+        ({"extra_body": CLAUDE_CODE}, {}),
         ({"output_config": {"effort": "low"}}, {}),
     ],
 )
@@ -230,6 +240,14 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
         ({"extra_body": {"temperature": -1}}, "temperature is -1"),
         ({"extra_body": {"container": "x"}}, "container is 'x'; it is not supported here"),
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers is"),
+        (
+            {
+                "extra_body": {
+                    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}
+                }
+            },
+            'context_management.edits.0.type is "clear_tool_uses_20250919"; it must be',
+        ),
         ({"extra_body": {"stop": "x"}}, "stop is no field of this request"),
         (
             {"extra_body": {"max_token": 5}},

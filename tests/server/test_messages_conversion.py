@@ -147,6 +147,61 @@ def test_a_call_without_a_result_is_refused(following: list[Any]) -> None:
     assert refused.value.param == "messages"
 
 
+def thought(said: str) -> dict[str, str]:
+    return {"type": "thinking", "thinking": said, "signature": "x"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "reasoning"),
+    [
+        ({}, ["a", "b", "c", "d"]),
+        ({"keep": "all"}, ["a", "b", "c", "d"]),
+        ({"keep": {"type": "all"}}, ["a", "b", "c", "d"]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, [None, "b", "c", "d"]),
+        ({"keep": {"type": "thinking_turns", "value": 1}}, [None, None, None, "d"]),
+    ],
+)
+def test_earlier_reasoning_is_cleared(keep: dict[str, Any], reasoning: list[str | None]) -> None:
+    """The results of tools, with or without text beside them, continue a turn."""
+    result = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    said: list[Any] = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": [thought("a"), text("x")]},
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": [thought("b"), CALL]},
+        {"role": "user", "content": [result, text("reminder")]},
+        {"role": "assistant", "content": [thought("c"), text("y")]},
+        {"role": "user", "content": "3"},
+        {"role": "assistant", "content": [text("z")]},
+        {"role": "user", "content": "4"},
+        {"role": "assistant", "content": [thought("d"), text("w")]},
+    ]
+    edit = {"type": "clear_thinking_20251015"} | keep
+    given = chat(said, context_management={"edits": [edit]}).messages
+    answers = [each.get("reasoning") for each in given if each["role"] == "assistant"]
+    assert answers == [*reasoning[:3], None, reasoning[3]]
+    assert [each | {"reasoning": 0} for each in given] == [
+        each | {"reasoning": 0} for each in chat(said).messages
+    ]
+
+
+def test_deferred_tools_are_left_out_until_a_result_refers_to_them() -> None:
+    schema = {"type": "object"}
+    tools = [
+        {"name": name, "input_schema": schema, "defer_loading": name != "look"}
+        for name in ("look", "read", "write")
+    ]
+    said: list[Any] = [{"role": "user", "content": "a"}]
+    assert [tool.function.name for tool in chat(said, tools=tools).tools] == ["look"]
+    reference = {"type": "tool_reference", "tool_name": "write"}
+    found = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [reference]}
+    said += [{"role": "assistant", "content": [CALL]}, {"role": "user", "content": [found]}]
+    made = chat(said, tools=tools)
+    assert [tool.function.name for tool in made.tools] == ["look", "write"]
+    assert made.messages[-1]["content"] == "write"
+    assert chat(said, tools=tools[1:2]).tools is None
+
+
 def test_other_fields() -> None:
     said: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     made = chat(

@@ -16,6 +16,7 @@ from pagedserve.server.messages.protocol import (
     TextBlock,
     ThinkingBlock,
     ToolChoice,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -82,7 +83,15 @@ def _output_of(body: CountTokensBody) -> dict[str, Any]:
 
 
 def _tools_of(body: CountTokensBody) -> dict[str, Any]:
-    """Fields of the tools, and of their choice."""
+    """Fields of the tools, without deferred ones that no result refers to, and of their choice."""
+    loaded = {
+        part.tool_name
+        for message in body.messages
+        for block in message.content
+        if isinstance(block, ToolResultBlock)
+        for part in block.content
+        if isinstance(part, ToolReferenceBlock)
+    }
     fields: dict[str, Any] = {
         "tools": [
             FunctionTool(
@@ -94,6 +103,7 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
                 )
             )
             for tool in body.tools
+            if not tool.defer_loading or tool.name in loaded
         ]
         or None
     }
@@ -122,6 +132,8 @@ def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
         (role, [block for message in turn for block in message.content])
         for role, turn in groupby(body.messages, lambda message: message.role)
     ]
+    if (num_turns := body.context_management.num_thinking_turns) is not None:
+        turns = _without_old_thinking(turns, num_turns)
     for (role, blocks), (_, following) in zip_longest(turns, turns[1:], fillvalue=("", [])):
         if role == "assistant":
             _check_results(blocks, following)
@@ -130,6 +142,27 @@ def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
             yield from _user_messages(blocks, names)
         else:
             yield {"role": role, "content": _content_of(blocks)}
+
+
+def _without_old_thinking(
+    messages: Sequence[tuple[str, list[Block]]], num_turns: int
+) -> list[tuple[str, list[Block]]]:
+    """Leave out the reasoning before the last turns that have some.
+
+    A turn of the assistant continues after the results of its calls.
+    """
+    kept: list[tuple[str, list[Block]]] = []
+    has_thinking = False
+    for role, blocks in reversed(messages):
+        rest = blocks
+        if role == "assistant":
+            rest = [block for block in blocks if not isinstance(block, ThinkingBlock)]
+            has_thinking |= len(rest) < len(blocks)
+        elif role == "user" and not any(isinstance(block, ToolResultBlock) for block in blocks):
+            num_turns -= has_thinking
+            has_thinking = False
+        kept.append((role, blocks if num_turns > 0 else rest))
+    return kept[::-1]
 
 
 def _check_results(blocks: Sequence[Block], following: Sequence[Block]) -> None:
@@ -196,7 +229,7 @@ def _assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     return message
 
 
-def _content_of(blocks: Sequence[Block]) -> str | list[dict[str, Any]]:
+def _content_of(blocks: Sequence[Block | ToolReferenceBlock]) -> str | list[dict[str, Any]]:
     """Content of a chat's message: a string for a single block of text, else its parts."""
     parts = [*map(_part_of, blocks)]
     if all("text" in part for part in parts) and len(parts) <= 1:
@@ -204,9 +237,11 @@ def _content_of(blocks: Sequence[Block]) -> str | list[dict[str, Any]]:
     return parts
 
 
-def _part_of(block: Block) -> dict[str, Any]:
+def _part_of(block: Block | ToolReferenceBlock) -> dict[str, Any]:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
+    if isinstance(block, ToolReferenceBlock):
+        return {"type": "text", "text": block.tool_name}
     if isinstance(block, ImageBlock):
         return {"type": "image_url", "image_url": {"url": block.source.url}}
     raise RequestError(

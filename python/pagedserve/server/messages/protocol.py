@@ -4,7 +4,7 @@ Fields without effect here are part of the types, and passed over; any other unk
 refused by name.
 """
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
@@ -93,7 +93,16 @@ def _as_blocks(given: Any) -> Any:
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
 
-_Shown: TypeAlias = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+class ToolReferenceBlock(_Cacheable):
+    """Name of a deferred tool that the model may call from then on."""
+
+    type: Literal["tool_reference"]
+    tool_name: _Name
+
+
+_Shown: TypeAlias = Annotated[
+    TextBlock | ImageBlock | ToolReferenceBlock, Field(discriminator="type")
+]
 _Text: TypeAlias = Annotated[
     list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
 ]
@@ -136,7 +145,7 @@ class ToolParam(_Cacheable):
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] = False
+    defer_loading: bool = False
     allowed_callers: list[Literal["direct"]] | None = None
 
 
@@ -160,7 +169,8 @@ class Thinking(_Part):
 
     type: Literal["adaptive", "enabled", "disabled"]
     budget_tokens: int | None = Field(default=None, ge=0)
-    display: Literal["summarized", "omitted"] = "summarized"
+    display: Literal["summarized", "updates", "omitted"] = "summarized"
+    block_binding: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -187,8 +197,47 @@ class OutputConfig(_Part):
     format: OutputFormat | None = None
 
 
-# An edit of the conversation that leaves it as it is.
-_KEEP_THINKING: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+class AllTurns(_Part):
+    """All turns of the conversation."""
+
+    type: Literal["all"]
+
+
+class ThinkingTurns(_Part):
+    """The last turns that have reasoning."""
+
+    type: Literal["thinking_turns"]
+    value: int = Field(ge=1)
+
+
+def _as_turns(given: Any) -> Any:
+    """Convert a string to the turns of that type."""
+    return {"type": given} if isinstance(given, str) else given
+
+
+_Turns: TypeAlias = Annotated[AllTurns | ThinkingTurns, Field(discriminator="type")]
+_Kept: TypeAlias = Annotated[
+    _Turns, BeforeValidator(_as_turns, json_schema_input_type=Literal["all"] | _Turns)
+]
+
+
+class ClearThinking(_Part):
+    """Removal of earlier reasoning from the conversation."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: _Kept | None = None
+
+
+class ContextManagement(_Part):
+    """Edits of the conversation before it becomes the prompt."""
+
+    edits: list[ClearThinking] = Field(default_factory=list)
+
+    @property
+    def num_thinking_turns(self) -> int | None:
+        """Number of turns that keep their reasoning; None keeps all of it."""
+        kept = [edit.keep.value for edit in self.edits if isinstance(edit.keep, ThinkingTurns)]
+        return min(kept, default=None)
 
 
 class CountTokensBody(EngineBody):
@@ -196,12 +245,13 @@ class CountTokensBody(EngineBody):
 
     may_have_images: ClassVar[bool] = True
     harmless: ClassVar[frozenset[str]] = frozenset(
-        {"cache_control", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id"}
+        {
+            *("billing_policy", "cache_control", "diagnostics", "fallbacks", "inference_geo"),
+            *("metadata", "safeguards", "service_tier", "speed", "user_profile_id"),
+        }
     )
     absent: ClassVar[dict[str, tuple[object, ...]]] = {
         "container": (),
-        "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
-        "diagnostics": (),
         "mcp_servers": ([],),
         "output_format": (),
         "thread": (),
@@ -213,6 +263,7 @@ class CountTokensBody(EngineBody):
     tool_choice: Annotated[ToolChoice | NamedToolChoice | None, Field(discriminator="type")] = None
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
+    context_management: ContextManagement = Field(default_factory=ContextManagement)
 
 
 class MessagesBody(CountTokensBody):
