@@ -12,6 +12,7 @@ import torch
 import tests.support.formula as formula
 from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.messages.blocks import ContentBlock
+from pagedserve.server.messages.events import BlockEvents
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import Served
 from tests.server.test_messages import client_of
@@ -211,7 +212,8 @@ def test_reasoning_is_a_block(scripted: Script) -> None:
     text = f"<think>\nIt is cold.\n</think>\n\nYes.\n{call('write', {})}"
     message = scripted.create(text)
     thinking, said, used = message.content
-    assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "It is cold.", "")
+    assert (thinking.type, thinking.thinking) == ("thinking", "It is cold.")
+    assert thinking.signature
     assert (said.text, used.name) == ("Yes.", "write")
     for switch in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
         hidden = scripted.create(text, thinking=switch)
@@ -226,6 +228,20 @@ def test_reasoning_is_a_block(scripted: Script) -> None:
     left_out = [{**turns[1], "content": message.content[1:]}]
     shorter = scripted.create("Good.", messages=[turns[0], *left_out, turns[2]])
     assert again.usage.input_tokens > shorter.usage.input_tokens + 2 * len("It is cold.")
+
+
+def test_a_stream_signs_reasoning_before_the_end_of_its_block() -> None:
+    """The AI SDK sends back reasoning only with a signature."""
+    blocks = BlockEvents()
+    events = [*blocks.of_delta({"reasoning": "a", "content": "b"}), *blocks.of_end()]
+    data = [json.loads(event.partition("data: ")[2]) for event in events]
+    kinds = [each.get("delta", each)["type"] for each in data]
+    assert kinds == [
+        *("content_block_start", "ping", "thinking_delta", "signature_delta"),
+        *("content_block_stop", "content_block_start", "text_delta", "content_block_stop"),
+    ]
+    assert [data[3]["index"], data[4]["index"]] == [0, 0]
+    assert data[3]["delta"]["signature"]
 
 
 ROME: Final = {"city": "Rome", "days": 3}

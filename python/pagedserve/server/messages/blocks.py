@@ -3,9 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pagedserve.server.tools.cut_arguments import completed
+
+# Signature of all reasoning: clients leave reasoning without one out of later requests.
+_SIGNATURE: Final = "unsigned"
 
 
 @dataclass(slots=True)
@@ -40,10 +43,18 @@ class ContentBlock:
             return {"type": "thinking_delta", "thinking": text}
         return {"type": "input_json_delta", "partial_json": text}
 
+    def closing(self) -> dict[str, str] | None:
+        """The delta after the last part of its text."""
+        if self.kind != "thinking":
+            return None
+        return {"type": "signature_delta", "signature": _SIGNATURE}
+
     def whole(self, text: str) -> str:
         """JSON of the block with its whole text."""
-        if self.kind != "tool_use":
-            return json.dumps(self.opened() | {self.kind: text})
+        if self.kind == "thinking":
+            return json.dumps(self.opened() | {"thinking": text, "signature": _SIGNATURE})
+        if self.kind == "text":
+            return json.dumps(self.opened() | {"text": text})
         opened = json.dumps(self.opened())
         return opened.removesuffix("{}}") + completed(text) + "}"
 

@@ -32,4 +32,6 @@ class BlockEvents:
     def of_end(self) -> Iterator[str]:
         """Events that end the open block, if there is one."""
         if self._open is not None:
+            if (delta := self._open.closing()) is not None:
+                yield typed_event("content_block_delta", index=self._open.index, delta=delta)
             yield typed_event("content_block_stop", index=self._open.index)

@@ -397,6 +397,13 @@ class ThinkingDelta(BaseModel):
     thinking: str
 
 
+class SignatureDelta(BaseModel):
+    """Signature of the reasoning, after all of it."""
+
+    type: Literal["signature_delta"]
+    signature: str
+
+
 class InputJsonDelta(BaseModel):
     """The next part of the JSON of a tool call's input."""
 
@@ -409,7 +416,9 @@ class ContentBlockDelta(BaseModel):
 
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[TextDelta | ThinkingDelta | InputJsonDelta, Field(discriminator="type")]
+    delta: Annotated[
+        TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta, Field(discriminator="type")
+    ]
 
 
 class ContentBlockStop(BaseModel):
