@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from typing import Any
 
 import ollama
@@ -221,6 +222,23 @@ def test_reasoning_and_tool_calls(
     assert found.message.thinking is None
     answered = client.generate("formula", "hello", think=True, options={"num_predict": 300})
     assert answered.thinking == "Cold?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_have_ids_and_in_streams_lines_of_their_own(
+    server: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Zed requires an id, and reads the first call of a line."""
+    says(server, monkeypatch, f"Let me look.{CALL}{CALL}")
+    body = {"model": "formula", "messages": HELLO, "tools": [WEATHER], "stream": stream}
+    answer = server.http.post("/api/chat", json=body | {"options": {"num_predict": 300}})
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    calls = [line["message"].get("tool_calls", []) for line in lines]
+    assert [*map(len, calls)][-3:] == ([1, 1, 0] if stream else [2])
+    made = [*chain(*calls)]
+    assert len({call["id"] for call in made}) == 2
+    city = {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert [call["function"] for call in made] == [{"index": index} | city for index in (0, 1)]
 
 
 def test_a_stream_has_a_line_per_object(server: Served) -> None:

@@ -138,7 +138,7 @@ class OllamaJob(TokenJob):
         asked_as: Field of the request with the prompt: "messages" or "prompt".
         reader: Parser of its text; None for a raw prompt.
         num_top: Number of most likely tokens beside each; None without log-probabilities.
-        calls: Name and arguments of each tool call so far.
+        calls: Id, name and arguments of each tool call so far.
     """
 
     body: Body
@@ -171,14 +171,16 @@ class OllamaJob(TokenJob):
                 lines = ""
                 for completion in output.outputs:
                     fields, more = self._read(completion), self._logprobs(completion)
-                    if completion.finish_reason is None:
-                        lines += self._line(fields, more) if fields or more else ""
-                        continue
-                    if self.body.stream and (fields or more or self.calls):
-                        lines += self._line(fields | self._called(), more)
+                    if self.body.stream and (fields or more):
+                        lines += self._line(fields, more)
                         fields, more = {}, {}
-                    elif not self.body.stream:
-                        fields |= self._called()
+                    if completion.finish_reason is None:
+                        continue
+                    calls = self._called()
+                    if self.body.stream:
+                        lines += "".join(self._line({"tool_calls": [call]}, {}) for call in calls)
+                    elif calls:
+                        fields["tool_calls"] = calls
                     lines += self._line(fields, more | self._end(output, completion))
                 if lines:
                     yield lines.encode()
@@ -190,21 +192,23 @@ class OllamaJob(TokenJob):
         is_last = completion.finish_reason is not None
         found = self.reader.fields(0, completion.text, is_last=is_last, is_delta=True)
         for call in found.get("tool_calls", ()):
-            known = self.calls.setdefault(call["index"], ["", ""])
-            known[0] += call["function"].get("name", "")
-            known[1] += call["function"]["arguments"]
+            function = call["function"]
+            if call["index"] not in self.calls:
+                self.calls[call["index"]] = [call["id"], function["name"], ""]
+            self.calls[call["index"]][-1] += function["arguments"]
         fields = {"content": found.get("content"), "thinking": found.get("reasoning")}
         return {name: text for name, text in fields.items() if text}
 
-    def _called(self) -> dict[str, Any]:
+    def _called(self) -> list[dict[str, Any]]:
         """Tool calls, without one whose arguments were cut off."""
-        calls = []
-        for name, arguments in self.calls.values():
+        calls: list[dict[str, Any]] = []
+        for call_id, name, arguments in self.calls.values():
             try:
-                calls.append({"function": {"name": name, "arguments": json.loads(arguments)}})
+                function = {"index": len(calls), "name": name, "arguments": json.loads(arguments)}
             except ValueError:
                 continue
-        return {"tool_calls": calls} if calls else {}
+            calls.append({"id": call_id, "function": function})
+        return calls
 
     def _line(self, fields: Mapping[str, Any], more: Mapping[str, Any]) -> str:
         """An object of the response; those of prompts have the fields of a message directly."""

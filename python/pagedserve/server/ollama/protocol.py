@@ -181,8 +181,12 @@ class OllamaErrorBody(BaseModel):
 
 
 class OllamaFunction(BaseModel):
-    """The function of a call of a response, and its arguments."""
+    """The function of a call of a response, and its arguments.
 
+    The index is that of the call among those of the response.
+    """
+
+    index: int
     name: str
     arguments: dict[str, Any]
 
@@ -190,6 +194,7 @@ class OllamaFunction(BaseModel):
 class OllamaCall(BaseModel):
     """Tool call of a response."""
 
+    id: str
     function: OllamaFunction
 
 
