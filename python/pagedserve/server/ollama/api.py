@@ -7,6 +7,8 @@ from pagedserve.server.http.errors import ServerError, scrubbed
 
 # Root of the API's paths.
 ROOT: Final = "/api"
+# Version of Ollama that has this API; clients compare it with the oldest that they accept.
+VERSION: Final = "0.32.15"
 
 
 def _error_body(error: ServerError, request_id: str) -> object:

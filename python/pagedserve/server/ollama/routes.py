@@ -17,7 +17,7 @@ from pagedserve.server.http.routing import (
     job_response,
     streaming_responses,
 )
-from pagedserve.server.ollama.api import ROOT
+from pagedserve.server.ollama.api import ROOT, VERSION
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
 from pagedserve.server.ollama.protocol import (
     GenerateBody,
@@ -79,8 +79,8 @@ def add_ollama(app: FastAPI, context: Context) -> None:
 
     @app.get(f"{ROOT}/version", responses=_ERRORS)
     async def ollama_version() -> Version:
-        """Return the server's version."""
-        return Version(version=app.version)
+        """Return the version of Ollama that has this API."""
+        return Version(version=VERSION)
 
     for name in _ABSENT:
 
