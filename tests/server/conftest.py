@@ -21,6 +21,7 @@ import pytest
 
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
 from pagedserve.server.context import make_context
+from pagedserve.server.http import answer
 from pagedserve.server.http.listen import listen
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.run import Server
@@ -132,6 +133,13 @@ def served(serve: Serve) -> Iterator[Served]:
     with serve() as running:
         yield running
         running.wait_until_idle()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams send a keep-alive at any silence."""
+    monkeypatch.setattr(answer, "KEEP_ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr(answer, "_PULSE_SECONDS", 0.001)
 
 
 # Shows roles, the last message, a variable, and what begins an answer.

@@ -1,5 +1,6 @@
 """Events and lines of streams beside what ``/openapi.json`` says of them."""
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pkgutil import resolve_name
@@ -125,6 +126,54 @@ def test_events_of_a_stream_that_fails(
     answer = server.http.post(f"/v1/{path}", json=body | {"stream": True})
     assert "ZeroDivisionError" in answer.text
     Description.of(server.http).check_events(answer)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("path", "keep_alive", "body"),
+    [
+        ("/v1/completions", ": keep-alive\n\n", {"prompt": "x", "max_tokens": 4}),
+        ("/v1/chat/completions", ": keep-alive\n\n", {"messages": HELLO, "max_tokens": 4}),
+        ("/v1/responses", ": keep-alive\n\n", {"input": "x", "max_output_tokens": 4}),
+        ("/v1/messages", "event: ping\n", {"messages": HELLO, "max_tokens": 4}),
+        ("/api/chat", " ", {"messages": HELLO, "options": {"num_predict": 4}}),
+    ],
+)
+def test_a_stream_starts_before_a_first_event_that_takes_long(
+    server: Served,
+    description: Description,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    path: str,
+    keep_alive: str,
+    body: dict[str, Any],
+    fails: bool,
+) -> None:
+    has_started = threading.Event()
+
+    def step() -> None:
+        has_started.wait()
+        if fails:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(server.engine.model_executor, "before_sampling", step)
+    given = body | {"model": "formula", "stream": True}
+    try:
+        with server.http.stream("POST", path, json=given) as answer:
+            has_started.set()
+            answer.read()
+    finally:
+        has_started.set()
+    assert answer.status_code == 200
+    assert answer.text.startswith(keep_alive)
+    assert ("ZeroDivisionError" in answer.text) is fails
+    if path == "/api/chat":
+        description.check_lines(answer)
+    else:
+        description.check_events(answer)
+    if path == "/v1/responses":
+        assert "event: response.created" in answer.text
 
 
 @pytest.mark.usefixtures("calls")

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from pagedserve.server.log import JsonFormatter
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import TEMPLATE, Process, Serve, Served
 from tests.server.test_completions import PROMPT, text_after
-from tests.server.test_life import leave, slowly
+from tests.server.test_life import leave, slowly, wait_for
 from tests.support.formula import FormulaModel
 
 TIMES = ("queue_seconds", "ttft_seconds", "e2e_seconds")
@@ -146,6 +148,21 @@ def test_a_client_that_left_is_said_to_have(serve: Serve, lines: Any) -> None:
         assert (line["status"], line["client_gone"], line["finish_reasons"]) == (499, True, [])
         assert (line["ttft_seconds"], line["num_preemptions"]) == (None, None)
         assert (line["prompt_tokens"], line["completion_tokens"]) == (None, None)  # none was sent
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_that_left_a_stream_without_events_is_said_to_have(
+    serve: Serve, formula: FormulaModel, lines: Any
+) -> None:
+    with serve() as served:
+        has_left = threading.Event()
+        formula.executor(served.engine).before_sampling = partial(wait_for, has_left)
+        leave(served, 100, stream=True)
+        (line,) = lines(served, 1)
+        has_left.set()
+        served.wait_until_idle()
+        assert (line["status"], line["client_gone"], line["finish_reasons"]) == (499, True, [])
+        assert (line["ttft_seconds"], line["completion_tokens"]) == (None, None)
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

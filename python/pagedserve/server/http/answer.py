@@ -1,8 +1,10 @@
 """Responses of generation requests: whole ones, and streams of server-sent events.
 
-A response starts with its first output, so a refused request has its own status code.  Meanwhile
-the connection is watched: a client that disconnects cancels the handler, and with it every request
-to the engine.  (Starlette watches only responses that it streams.)
+A response starts with its first output, so a refused request has its own status code; a stream
+starts with a keep-alive if its first output takes long, because clients and proxies wait some
+minutes at most for headers.  Meanwhile the connection is watched: a client that disconnects cancels
+the handler, and with it every request to the engine.  (Starlette watches only responses that it
+streams.)
 
 Costs: one ``send`` for all pending events, some 10 us of uvicorn and the socket.
 """
@@ -58,6 +60,7 @@ class Answer(Response):
         # Chunks of a stream: one more started than sent while the client does not read.
         self._num_begun = 0
         self._num_sent = 0
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, unless the client disconnects first."""
@@ -77,53 +80,59 @@ class Answer(Response):
 
     async def _work(self, scope: Scope, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
-            try:
-                first = await anext(events)
-            except Exception as error:  # noqa: BLE001  # any error is sent to the client
-                self._error = reported(error)
-                await error_response(self._error, scope)(scope, _nothing, send)
-                return
-            kind = scope["api"].stream_type if self._streams else self._media_type
-            headers = [(b"content-type", kind)]
             if self._streams:
-                headers.append((b"cache-control", b"no-cache"))
+                await self._stream(scope, send, events)
             else:
-                headers.append((b"content-length", str(len(first)).encode()))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if self._streams:
-                await self._stream(scope, first, events)
-            else:
-                whole = send({"type": "http.response.body", "body": first})
-                with contextlib.suppress(TimeoutError):  # a client that does not read is cut off
-                    await asyncio.wait_for(whole, self._stall_timeout)
+                await self._whole(scope, send, events)
 
-    async def _stream(
-        self, scope: Scope, first: bytes, events: AsyncGenerator[bytes, None]
-    ) -> None:
-        send: Send = scope["send"]
+    async def _whole(self, scope: Scope, send: Send, events: AsyncGenerator[bytes, None]) -> None:
+        try:
+            whole = await anext(events)
+        except Exception as error:  # noqa: BLE001  # any error is sent to the client
+            await self._refuse(error, scope, send)
+            return
+        await send(_start(self._media_type, (b"content-length", str(len(whole)).encode())))
+        sending = send({"type": "http.response.body", "body": whole})
+        with contextlib.suppress(TimeoutError):  # a client that does not read is cut off
+            await asyncio.wait_for(sending, self._stall_timeout)
+
+    async def _stream(self, scope: Scope, send: Send, events: AsyncGenerator[bytes, None]) -> None:
         api: Api = scope["api"]
         work = asyncio.current_task()
         assert work is not None  # noqa: S101  # a coroutine runs in a task
-        pulse = asyncio.create_task(self._pulse(send, work, api.keep_alive))
+        pulse = asyncio.create_task(self._pulse(scope, send, work))
         try:
-            await self._send(send, first)
             async for part in events:
-                await self._send(send, part)
-            await self._send(send, api.stream_end)
+                await self._send(scope, send, part)
+            await self._send(scope, send, api.stream_end)
         except Exception as error:  # noqa: BLE001  # as above
+            if not self._num_begun:
+                pulse.cancel()
+                await self._refuse(error, scope, send)
+                return
             self._error = reported(error)
-            await self._send(send, self._failure(self._error, scope) + api.stream_end)
+            await self._send(scope, send, self._failure(self._error, scope) + api.stream_end)
         finally:
             pulse.cancel()
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        self._num_begun += 1
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._num_sent = self._num_begun
+    async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
+        self._error = reported(error)
+        await error_response(self._error, scope)(scope, _nothing, send)
 
-    async def _pulse(self, send: Send, work: "asyncio.Task[None]", keep_alive: bytes) -> None:
-        """Send keep-alives, and disconnect a client that does not read.
+    async def _send(self, scope: Scope, send: Send, body: bytes) -> None:
+        """Send a chunk of a stream, and its status and headers before the first."""
+        self._num_begun += 1
+        is_first = self._num_begun == 1
+        async with self._turn:  # the start is sent before a chunk of the other task
+            if is_first:
+                kind = scope["api"].stream_type
+                await send(_start(kind, (b"cache-control", b"no-cache")))
+            await scope["send"]({"type": "http.response.body", "body": body, "more_body": True})
+        self._num_sent += 1
+
+    async def _pulse(self, scope: Scope, send: Send, work: "asyncio.Task[None]") -> None:
+        """Send keep-alives, also before the first event; disconnect a client that does not read.
 
         Runs in a separate task that checks what was sent, so that a token costs no clock call.
         """
@@ -137,7 +146,13 @@ class Answer(Response):
                 if clock() - since > self._stall_timeout:
                     work.cancel()
             elif clock() - since > KEEP_ALIVE_SECONDS:
-                await self._send(send, keep_alive)
+                await self._send(scope, send, scope["api"].keep_alive)
+
+
+def _start(content_type: bytes, header: tuple[bytes, bytes]) -> Message:
+    """Status and headers of a response that is no error."""
+    headers = [(b"content-type", content_type), header]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -154,6 +154,7 @@ class ResponsesJob(TokenJob):
         error: Error that ended it.
         num_reasoning_tokens: Tokens of its reasoning, once it has ended.
         num_bytes: Approximate size of the log-probabilities of its output.
+        pending: Events of its stream that are not sent yet.
     """
 
     body: ResponsesBody
@@ -166,6 +167,7 @@ class ResponsesJob(TokenJob):
     error: dict[str, str] | None = None
     num_reasoning_tokens: int = 0
     num_bytes: int = 0
+    pending: list[Event] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
 
     @property
@@ -206,7 +208,7 @@ class ResponsesJob(TokenJob):
         response = self.shown()
         if self.body.store:
             self.context.responses.put(self.key, self._dumped(response))
-        return self._written([("response.failed", {"response": response})])
+        return self._written([*self.pending, ("response.failed", {"response": response})])
 
     def shown(self) -> dict[str, Any]:
         """The response as it is now."""
@@ -255,16 +257,16 @@ class ResponsesJob(TokenJob):
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Events of a stream: all that are pending in one chunk."""
-        events: list[Event] = [
+        self.pending = [
             (f"response.{name}", {"response": self.shown()}) for name in ("created", "in_progress")
         ]
         async with aclosing(self.outputs()) as outputs:
             async for _, output in outputs:
                 for completion in output.outputs:
-                    events += await self._feed(output, completion)
-                if events:
+                    self.pending += await self._feed(output, completion)
+                if self.pending:
+                    events, self.pending = self.pending, []
                     yield self._written(events)
-                    events = []
         events = await self._end()
         kind = "completed" if self.status == "completed" else "incomplete"
         response = self.shown()
