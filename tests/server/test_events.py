@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from itertools import chain
 from pkgutil import resolve_name
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from pagedserve.server.chat import job
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import chat_params
 from tests.server.conftest import TEMPLATE, Served
-from tests.server.test_completions import PROMPT
+from tests.server.test_completions import PROMPT, events
 from tests.support.described import Description
 from tests.support.formula import FormulaModel
 
@@ -88,6 +89,25 @@ def test_events_of_reasoning_and_calls(server: Served, description: Description)
     for name in ("reasoning_content", "custom", "arguments"):
         assert f'"{name}":' in answer.text
     description.check_events(answer)
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_chunk_has_one_call(server: Served, description: Description) -> None:
+    chat = {"messages": HELLO, "tools": TOOLS, "max_tokens": 300, "stream_interval": 300}
+    asked = chat | {"temperature": 0, "logprobs": True, "return_token_ids": True}
+    whole = server.http.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    answer = server.http.post("/v1/chat/completions", json=asked | {"stream": True})
+    description.check_events(answer)
+    _, *choices = [event["choices"][0] for event in events(answer)]
+    weather, note = choices[-2:]
+    assert [call["index"] for call in weather["delta"]["tool_calls"]] == [0]
+    assert [call["index"] for call in note["delta"]["tool_calls"]] == [1]
+    assert ("content" in weather["delta"], "content" in note["delta"]) == (True, False)
+    assert (weather["finish_reason"], note["finish_reason"]) == (None, "tool_calls")
+    token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+    assert token_ids == whole["token_ids"]
+    logprobs = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+    assert list(chain.from_iterable(logprobs)) == whole["logprobs"]["content"]
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -61,10 +61,10 @@ class Choices(Protocol):
     def plain_delta(self, index: int, completion: CompletionOutput) -> str | None:
         """Delta with text only, as JSON; None if the completion has more."""
 
-    def delta(
+    def deltas(
         self, index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> dict[str, Any] | None:
-        """Delta of a choice; None if there is nothing to send yet."""
+    ) -> list[dict[str, Any]]:
+        """Deltas of a choice, each for a chunk; none if there is nothing to send yet."""
 
     def whole(
         self, index: int, output: RequestOutput, completion: CompletionOutput
@@ -403,20 +403,32 @@ class GenerationJob(TokenJob):
                             if opening is not None:
                                 more = self.choices.of_answer(output)
                                 events += head + opening + _tail(more | usage)
-                        delta = self.choices.plain_delta(index, completion)
-                        if delta is None:
-                            make = partial(self._delta, index, output, completion)
-                            num_bytes = self._num_bytes(output, completion, is_first=is_first)
-                            delta = await self.context.for_body(make, num_bytes=num_bytes)
-                        events += "" if delta is None else head + delta + tail
+                        plain = self.choices.plain_delta(index, completion)
+                        if plain is not None:
+                            events += head + plain + tail
+                            continue
+                        make = partial(
+                            self._events, index, output, completion, head=head, tail=tail
+                        )
+                        num_bytes = self._num_bytes(output, completion, is_first=is_first)
+                        events += await self.context.for_body(make, num_bytes=num_bytes)
                 if events:
                     yield events.encode()
         if has_usage:
             yield (head + _tail({"usage": self._shown_usage()})).encode()
 
-    def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> str | None:
-        delta = self.choices.delta(index, output, completion)
-        return None if delta is None else json.dumps(delta)
+    def _events(
+        self,
+        index: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        *,
+        head: str,
+        tail: str,
+    ) -> str:
+        """Events of the next deltas of a choice."""
+        deltas = self.choices.deltas(index, output, completion)
+        return "".join(head + json.dumps(delta) + tail for delta in deltas)
 
     def _indices(self, place: int, number: int) -> range:
         """Choice indices of an output of the prompt at index ``place``."""

@@ -186,15 +186,24 @@ class ChatChoices:
             '"logprobs":null,"finish_reason":null}'
         )
 
-    def delta(  # noqa: D102
+    def deltas(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> dict[str, Any] | None:
+    ) -> list[dict[str, Any]]:
         del output
         fields = self._fields(index, completion, is_delta=True)
         choice = self._choice(index, completion)
         if not (fields or choice["finish_reason"] or choice["logprobs"] or "token_ids" in choice):
-            return None
-        return {**choice, "delta": fields}
+            return []
+        # OpenAI sends one call in a chunk, and some clients read only the first.
+        parts = [{"tool_calls": [call]} for call in fields.pop("tool_calls", ())] or [{}]
+        parts[0] = fields | parts[0]
+        chunks = [{**choice, "delta": part} for part in parts]
+        for earlier in chunks[:-1]:
+            earlier |= {"finish_reason": None, "stop_reason": None}
+        for later in chunks[1:]:
+            later["logprobs"] = None
+            later.pop("token_ids", None)
+        return chunks
 
     def whole(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput

@@ -144,12 +144,12 @@ class CompletionChoices:
             '"logprobs":null,"finish_reason":null,"stop_reason":null}'
         )
 
-    def delta(  # noqa: D102
+    def deltas(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         is_first = index not in self._begun
         self._begun.add(index)
-        return self._choice(index, output, completion, is_first=is_first)
+        return [self._choice(index, output, completion, is_first=is_first)]
 
     def whole(  # noqa: D102
         self, index: int, output: RequestOutput, completion: CompletionOutput
