@@ -102,6 +102,13 @@ def test_defaults_are_those_of_the_field() -> None:
     assert dataclasses.asdict(SamplingParams()) == DEFAULTS
 
 
+def test_programs_can_list_the_parameters() -> None:
+    assert SamplingParams.__struct_fields__ == tuple(DEFAULTS)
+    assert DEFAULTS.keys() <= SamplingParams.__annotations__.keys()
+    copied = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
+    assert SamplingParams(**copied) == SamplingParams()
+
+
 def test_what_is_given_is_held() -> None:
     params = SamplingParams(**SAMPLED)
     assert {name: getattr(params, name) for name in SAMPLED} == SAMPLED

@@ -228,6 +228,10 @@ def test_the_options_of_llm_make_the_same_arguments() -> None:
     assert EngineArgs(**args.llm_options) == args
 
 
+def test_programs_can_list_the_options() -> None:
+    assert [*EngineArgs.__annotations__] == [field.name for field in dataclasses.fields(EngineArgs)]
+
+
 def test_type_checkers_see_the_same_options() -> None:
     written = typed_options.MODULE.read_text(encoding="utf-8")
     made = ast.parse(typed_options.module())

@@ -162,6 +162,8 @@ class EngineArgs(  # lists the fields of its last base first
 
 
 EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
+# A class does not inherit them, and programs select options by them.
+EngineArgs.__annotations__ = {option.name: option.type for option in fields(EngineArgs)}
 
 
 def _refuse(text: str) -> NoReturn:

@@ -43,6 +43,8 @@ class SamplingParams(SamplingOptions):
     """
 
     __slots__ = ()
+    # Names of the fields, as vLLM's class has them: a struct of msgspec.
+    __struct_fields__ = tuple(PARAMETERS)
 
     def __post_init__(
         self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
@@ -119,6 +121,8 @@ class SamplingParams(SamplingOptions):
 
 
 SamplingParams.__doc__ = f"{inspect.getdoc(SamplingParams)}\n\n{describe(SamplingParams)}"
+# A class does not inherit them, and programs select parameters by them.
+SamplingParams.__annotations__ = SamplingOptions.__annotations__
 
 
 def _contradictions(params: SamplingOptions) -> Iterator[RequestError]:
