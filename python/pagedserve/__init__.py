@@ -4,12 +4,16 @@
 Type checkers read the names from ``__init__.pyi``, which ``make stubs`` writes from this module.
 """
 
+import sys
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pagedserve._core import __version__ as __version__
 from pagedserve.collector import collector_paused
 from pagedserve.errors import extra_needed
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 # Names that ``dir`` lists, by the module that defines them.
 _LISTED: Final = {
@@ -21,7 +25,13 @@ _LISTED: Final = {
     "pagedserve.engine.client": ["EngineClient"],
     "pagedserve.engine.llm_engine": ["LLMEngine"],
     "pagedserve.config.engine_options": ["EngineOptions"],
-    "pagedserve.inputs": ["ExplicitEncoderDecoderPrompt", "Prompt", "TextPrompt", "TokensPrompt"],
+    "pagedserve.inputs": [
+        "ExplicitEncoderDecoderPrompt",
+        "Prompt",
+        "PromptType",
+        "TextPrompt",
+        "TokensPrompt",
+    ],
     "pagedserve.lora.request": ["LoRARequest"],
     "pagedserve.decisions.answers": [
         "ChoiceAnswer",
@@ -44,6 +54,7 @@ _LISTED: Final = {
         "EmbeddingOutput",
         "EmbeddingRequestOutput",
         "Logprob",
+        "PoolingOutput",
         "PoolingRequestOutput",
         "RequestMetrics",
         "RequestOutput",
@@ -104,3 +115,18 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(name for names in _LISTED.values() for name in names)
+
+
+class _VllmModules:
+    """Finder of ``vllm_modules``, which the first name without a file imports."""
+
+    @staticmethod
+    def find_spec(name: str, *_more: object) -> "ModuleSpec | None":
+        if not name.startswith("pagedserve."):
+            return None
+        from pagedserve.vllm_modules import find_spec
+
+        return find_spec(name)
+
+
+sys.meta_path.append(_VllmModules)

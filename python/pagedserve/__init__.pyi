@@ -27,7 +27,13 @@ from pagedserve.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from pagedserve.inputs import ExplicitEncoderDecoderPrompt, Prompt, TextPrompt, TokensPrompt
+from pagedserve.inputs import (
+    ExplicitEncoderDecoderPrompt,
+    Prompt,
+    PromptType,
+    TextPrompt,
+    TokensPrompt,
+)
 from pagedserve.llm import LLM
 from pagedserve.lora.request import LoRARequest
 from pagedserve.outputs import (
@@ -39,6 +45,7 @@ from pagedserve.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     Logprob,
+    PoolingOutput,
     PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
@@ -113,10 +120,12 @@ __all__ = [
     "ModelLoadError",
     "NoulAnswer",
     "PagedServeError",
+    "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
     "Prefix",
     "Prompt",
+    "PromptType",
     "Question",
     "RequestError",
     "RequestMetrics",

@@ -2,9 +2,9 @@ import pytest
 
 from pagedserve.cli.main import make_parser
 from pagedserve.cli.serve import read_args
+from pagedserve.config.argument_parser import FlexibleArgumentParser
 from pagedserve.config.reasoning import REASONING_FORMATS, ReasoningFormat
 from pagedserve.errors import ConfigError
-from pagedserve.utils import FlexibleArgumentParser
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ UNUSED = {
     *("torch", "transformers", "fastapi", "jinja2", "tqdm", "numpy.ma", "importlib.metadata"),
     *("asyncio", "email", "hashlib", "multiprocessing", "socket", "ssl"),
     *("pagedserve.decisions", "pagedserve.metrics", "pagedserve.models.load.bars"),
-    *("pagedserve.server", "pagedserve.runner", "pagedserve.parallel"),
+    *("pagedserve.vllm_modules", "pagedserve.server", "pagedserve.runner", "pagedserve.parallel"),
 }
 
 

@@ -68,7 +68,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("config", "decisions", "engine", "inputs", "lora", "metrics", "output", "outputs"),
         *("pooling_params", "sampling_params"),
     },
-    "utils": {"config"},  # a name of vLLM's
+    "vllm_modules": {"config", "models"},  # a tokenizer, as vLLM's scripts load it
     "server": {
         *("config", "decisions", "engine", "host_ops", "inputs", "lora", "output", "outputs"),
         *("pooling", "pooling_params", "sampling_params"),

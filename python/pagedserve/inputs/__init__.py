@@ -3,6 +3,8 @@
 Knows no model and no executor: their parts in it are functions that are passed in.
 """
 
+from typing import TypeAlias
+
 from pagedserve.inputs.branches import Branch, BranchedPrompt
 from pagedserve.inputs.prompts import (
     ExplicitEncoderDecoderPrompt,
@@ -11,11 +13,15 @@ from pagedserve.inputs.prompts import (
     TokensPrompt,
 )
 
+# vLLM's name.
+PromptType: TypeAlias = Prompt
+
 __all__ = [
     "Branch",
     "BranchedPrompt",
     "ExplicitEncoderDecoderPrompt",
     "Prompt",
+    "PromptType",
     "TextPrompt",
     "TokensPrompt",
 ]

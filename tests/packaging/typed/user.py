@@ -41,9 +41,11 @@ from pagedserve import (
     ModelLoadError,
     NoulAnswer,
     PagedServeError,
+    PoolingOutput,
     PoolingParams,
     PoolingRequestOutput,
     Prompt,
+    PromptType,
     Question,
     RequestError,
     RequestMetrics,
@@ -108,7 +110,7 @@ def offline(model: str) -> list[str]:
         )
         outputs += llm.generate([TokensPrompt(prompt_token_ids=[1, 2])])
         outputs += llm.generate([[1, 2], "b", {"prompt": "c", "multi_modal_data": {"image": 3}}])
-        prompts: list[Prompt] = ["a", [1, 2], {"prompt_token_ids": [4]}]
+        prompts: list[Prompt | PromptType] = ["a", [1, 2], {"prompt_token_ids": [4]}]
         outputs += llm.generate(prompts)
         outputs += llm.generate(
             ExplicitEncoderDecoderPrompt(encoder_prompt="a", decoder_prompt=None),
@@ -156,6 +158,7 @@ def pooled(model: str) -> list[float]:
     assert_type(score.outputs, ScoringOutput)
     (vector,) = llm.encode("a", PoolingParams(), pooling_task="embed")
     assert_type(vector, PoolingRequestOutput)
+    assert_type(vector.outputs, PoolingOutput)
     numbers: list[float] = vector.outputs.data.tolist()
     return [*embedding.outputs.embedding, *classes.outputs.probs, score.outputs.score, *numbers]
 

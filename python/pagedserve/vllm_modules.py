@@ -1,0 +1,139 @@
+"""vLLM's modules that exist here under other names, in one table, for scripts that import them.
+
+``pagedserve`` finds them by ``find_spec`` where no file has the name.  Type checkers do not.
+"""
+
+from enum import Enum
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, Final
+from uuid import uuid4
+
+from pagedserve.tokenizer import Tokenizer
+
+# Numbers of an embedding that are printed.
+_SHOWN: Final = 4
+
+# Names of each module, without "pagedserve.".
+MODULES: Final = {
+    "beam_search": ["BeamSearchOutput", "BeamSearchSequence"],
+    "distributed": ["cleanup_dist_env_and_memory"],
+    "distributed.parallel_state": [
+        "cleanup_dist_env_and_memory",
+        "destroy_distributed_environment",
+        "destroy_model_parallel",
+    ],
+    "engine.async_llm_engine": ["AsyncLLMEngine"],
+    "entrypoints.llm": ["LLM"],
+    "logger": ["init_logger"],
+    "logprobs": ["Logprob"],
+    "sequence": ["Logprob", "RequestMetrics"],
+    "tokenizers": ["get_tokenizer"],
+    "transformers_utils.tokenizer": ["get_tokenizer"],
+    "usage.usage_lib": ["UsageContext"],
+    "utils": ["FlexibleArgumentParser", "random_uuid"],
+    "utils.argparse_utils": ["FlexibleArgumentParser"],
+    "utils.print_utils": ["print_embeddings"],
+    "v1.engine.async_llm": ["AsyncEngineArgs", "AsyncLLM"],
+    "v1.metrics.reader": ["Counter", "Gauge", "Histogram", "Metric", "Vector"],
+    "version": ["__version__"],
+}
+# Each with the packages around it.
+_FOUND: Final = {
+    name for module in MODULES for name in accumulate(module.split("."), "{}.{}".format)
+}
+
+# Module and name of each object that is not at the top level under its name.
+_HOMES: Final = {
+    "AsyncLLM": "pagedserve:AsyncLLMEngine",
+    "FlexibleArgumentParser": "pagedserve.config.argument_parser:FlexibleArgumentParser",
+    "init_logger": "logging:getLogger",
+    **{name: f"pagedserve.metrics:{name}" for name in MODULES["v1.metrics.reader"]},
+    **{
+        name: f"{__name__}:{name}"
+        for name in ("UsageContext", "get_tokenizer", "print_embeddings", "random_uuid")
+    },
+    **dict.fromkeys(MODULES["distributed.parallel_state"], f"{__name__}:do_nothing"),
+}
+
+
+class _Loader(Loader):
+    """Creates a module of the table."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import the names of the module."""
+        names = MODULES.get(_own_name(module.__name__), [])
+        vars(module).update({name: _object(name) for name in names}, __all__=names)
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Find a module of the table or a package around it, by its full name."""
+    own = _own_name(name)
+    if own not in _FOUND:
+        return None
+    is_package = any(found.startswith(f"{own}.") for found in _FOUND)
+    return spec_from_loader(name, _Loader(), origin=__name__, is_package=is_package)
+
+
+def _own_name(name: str) -> str:
+    return name.removeprefix("pagedserve.")
+
+
+def _object(name: str) -> object:
+    module, _, attribute = _HOMES.get(name, f"pagedserve:{name}").partition(":")
+    found: object = getattr(import_module(module), attribute)
+    return found
+
+
+class UsageContext(Enum):
+    """Argument of ``from_engine_args`` without effect: no usage is reported."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+def do_nothing(*_args: object, **_named: object) -> None:
+    """Do nothing: ``LLM.shutdown`` frees the memory and stops the ranks."""
+
+
+def get_tokenizer(
+    tokenizer_name: object, *, revision: str | None = None, **options: Any
+) -> Tokenizer:
+    """Load a tokenizer as ``LLM.get_tokenizer`` returns it.
+
+    Args:
+        tokenizer_name: Directory, hub id or model that has it.
+        revision: State of a hub's repository; None is the newest.
+        **options: Further options of ``EngineArgs``, such as ``download_dir``.
+
+    Raises:
+        ConfigError: An invalid option.
+        ModelLoadError: The tokenizer does not exist or cannot be loaded.
+    """
+    from pagedserve.config import EngineArgs
+    from pagedserve.models.tokenizer.loader import load_tokenizer, tokenizer_for_callers
+
+    # No file of the model is read.
+    args = EngineArgs(
+        "smollm2", tokenizer=str(tokenizer_name), tokenizer_revision=revision, **options
+    )
+    return tokenizer_for_callers(args, load_tokenizer(args))
+
+
+def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
+    """Print the first numbers of an embedding and its length."""
+    shown = [*map(str, embeds[:_SHOWN]), *(["..."] if len(embeds) > _SHOWN else [])]
+    print(f"{prefix}: [{', '.join(shown)}] (size={len(embeds)})")  # noqa: T201  # what it is for
+
+
+def random_uuid() -> str:
+    """Return 32 random hexadecimal digits."""
+    return uuid4().hex

@@ -1,0 +1,95 @@
+"""Imports as vLLM's users have them in their scripts, with the name of this package."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedserve import LLM, AsyncLLMEngine, EngineArgs
+from pagedserve.metrics import Counter
+from pagedserve.vllm_modules import MODULES
+from tests.support.tokenizer_kinds import save
+
+# Lines of vLLM's examples and of programs that use it.
+IMPORTS = """
+from vllm import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from vllm import PoolingOutput, PoolingParams, PromptType, TextPrompt
+from vllm.beam_search import BeamSearchSequence
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.engine.async_llm_engine import AsyncLLMEngine
+from vllm.engine.llm_engine import LLMEngine
+from vllm.entrypoints.llm import LLM
+from vllm.inputs import ExplicitEncoderDecoderPrompt, PromptType, TextPrompt, TokensPrompt
+from vllm.logger import init_logger
+from vllm.logprobs import Logprob
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.sequence import Logprob, RequestMetrics
+from vllm.tokenizers import get_tokenizer
+from vllm.transformers_utils.tokenizer import get_tokenizer
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils import FlexibleArgumentParser, random_uuid
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.print_utils import print_embeddings
+from vllm.v1.engine.async_llm import AsyncEngineArgs, AsyncLLM
+from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
+from vllm.version import __version__
+""".replace("vllm", "pagedserve").split("\n")[1:-1]
+
+
+def imported(*lines: str) -> dict[str, Any]:
+    """The names that lines of a script import."""
+    names: dict[str, Any] = {}
+    for line in lines:
+        exec(line, names)  # noqa: S102  # type checkers do not know the modules
+    return names
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_scripts_import_from_the_same_modules(line: str) -> None:
+    assert None not in imported(line).values()
+
+
+def test_every_module_of_vllm_is_imported_above() -> None:
+    lines = "\n".join(IMPORTS)
+    assert not {name for name in MODULES if f"from pagedserve.{name} import" not in lines}
+
+
+def test_names_of_other_modules_are_the_same_objects() -> None:
+    found = imported(*IMPORTS)
+    assert found["AsyncLLM"] is found["AsyncLLMEngine"] is AsyncLLMEngine
+    assert found["EngineArgs"] is EngineArgs
+    assert found["LLM"] is LLM
+    assert found["Counter"] is Counter
+    assert found["UsageContext"].LLM_CLASS.value == "LLM_CLASS"
+    found["cleanup_dist_env_and_memory"](shutdown_ray=True)
+    found["destroy_model_parallel"]()
+    found["init_logger"]("script").info("a line")
+    assert len({found["random_uuid"](), found["random_uuid"]()}) == 2
+
+
+def test_a_module_that_neither_has_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"'pagedserve\.v1\.worker'"):
+        imported("import pagedserve.v1.worker")
+    with pytest.raises(ImportError, match="cannot import name 'get_ip'"):
+        imported("from pagedserve.utils import get_ip")
+
+
+def test_a_tokenizer_is_loaded_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = imported(*IMPORTS)
+    save("byte_level", tmp_path)
+    tokenizer = found["get_tokenizer"](tmp_path, tokenizer_mode="auto", revision=None)
+    assert tokenizer.decode(tokenizer.encode("the License", add_special_tokens=False)) == (
+        "the License"
+    )
+    found["print_embeddings"]([0.5] * 5, "Scores")
+    found["print_embeddings"]([0.5])
+    shown = "Scores: [0.5, 0.5, 0.5, 0.5, ...] (size=5)\nEmbeddings: [0.5] (size=1)\n"
+    assert capsys.readouterr().out == shown
