@@ -79,6 +79,27 @@ def test_basic(llm: LLM) -> None:
         assert (output.lora_request, output.encoder_prompt) == (None, None)
 
 
+def test_options_are_assigned_before_the_engine_is_created(model: str) -> None:
+    engine_args = EngineArgs(model, load_format="dummy", device="cpu", num_gpu_blocks=32)
+    engine_args.seed = 3
+    engine_args.max_model_len = 48
+    with LLM.from_engine_args(engine_args) as llm:
+        assert llm.llm_engine.max_model_len == 48
+    engine_args.cpu_kernels = "fused"
+    engine_args.attention_backend = "torch"
+    with pytest.raises(ConfigError, match="cpu_kernels is 'fused'"):
+        LLM.from_engine_args(engine_args)
+    with pytest.raises(ConfigError, match="cpu_kernels is 'fused'"):
+        LLMEngine.from_engine_args(engine_args)
+
+
+def test_an_engine_keeps_the_options_it_was_created_with(model: str) -> None:
+    engine_args = EngineArgs(model, load_format="dummy", device="cpu", num_gpu_blocks=32)
+    engine = LLMEngine.from_engine_args(engine_args)
+    engine_args.model = "absent"
+    assert engine.get_tokenizer().decode([5, 17]) == "5 17"
+
+
 def test_prompts_have_many_forms(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3)
 

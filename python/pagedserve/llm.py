@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
 
 import pagedserve.checks as checks
 import pagedserve.output.pooling as vectors
@@ -94,6 +94,11 @@ class LLM(ModelOwner):
         if self._args.use_tqdm_on_load:
             for line in (self.llm_engine.memory.describe(), self.llm_engine.model_info.backends):
                 print(line, file=sys.stderr)  # noqa: T201  # for the user
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Create an LLM from ``engine_args``; the same as calling the class with its values."""
+        return cls(**engine_args.llm_options)
 
     @cached_property
     def _decisions(self) -> "DecisionPrompts":

@@ -105,6 +105,21 @@ def test_a_bad_value_is_named_with_what_is_accepted(options: dict[str, Any], mes
         EngineArgs(**({"model": "smollm2"} | options))
 
 
+def test_an_assigned_value_is_checked() -> None:
+    args = EngineArgs("smollm2", seed=5)
+    args.dtype = "half"  # type: ignore[assignment]  # a name of vLLM's
+    args.seed = None  # type: ignore[assignment]  # the default
+    args.num_gpu_blocks_override = 7
+    args.trust_remote_code = False
+    assert args == EngineArgs("smollm2", dtype="float16", num_gpu_blocks=7)
+    assert EngineArgs(**vars(args)) == args
+    with pytest.raises(ConfigError, match="seed is -1; it must be an integer, at least 0"):
+        args.seed = -1
+    with pytest.raises(ConfigError, match="unknown option: sed=1; did you mean seed"):
+        args.sed = 1
+    assert args.seed == 0
+
+
 def parse(*argv: str) -> EngineArgs:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     return EngineArgs.from_cli_args(parser.parse_args(argv))

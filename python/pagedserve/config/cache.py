@@ -27,11 +27,9 @@ def _kv_cache_dtype(name: str, value: object) -> object:
 GPU_MEMORY_UTILIZATION: Final = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CacheArgs:
     """The options of ``EngineArgs`` for the KV cache and its memory."""
-
-    __slots__ = ()
 
     max_model_len: int | None = option(
         None,

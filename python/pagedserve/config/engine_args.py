@@ -17,7 +17,7 @@ from pagedserve.config.lora import LoRAArgs
 from pagedserve.config.model import ModelArgs
 from pagedserve.config.multimodal import MultimodalArgs
 from pagedserve.config.observability import ObservabilityArgs
-from pagedserve.config.options import add_arguments, check_options, describe, flag_of
+from pagedserve.config.options import add_arguments, checked, describe, flag_of
 from pagedserve.config.parallel import ParallelArgs
 from pagedserve.config.precision import BYTE_QUANTIZATIONS, PrecisionArgs
 from pagedserve.config.sampling import SamplingArgs
@@ -29,6 +29,7 @@ from pagedserve.vllm_names import (
     ALIASES,
     HINTS,
     add_hidden_arguments,
+    own_options,
     takes_vllm_names,
 )
 
@@ -39,7 +40,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @takes_vllm_names
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class EngineArgs(  # lists the fields of its last base first
     ObservabilityArgs,
     SamplingArgs,
@@ -52,8 +53,10 @@ class EngineArgs(  # lists the fields of its last base first
     ParallelArgs,
     ModelArgs,
 ):
-    """Every option of an engine, checked on construction.
+    """Every option of an engine.
 
+    Each value is checked when it is set, by the constructor or by assignment.  Combinations of
+    values are checked by the constructor and again when an engine is created, which keeps a copy.
     None leaves any option at its default.  vLLM's names of options are accepted too, with values
     that require nothing unsupported; ``pagedserve.vllm_names`` lists them.
 
@@ -66,8 +69,17 @@ class EngineArgs(  # lists the fields of its last base first
 
         def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None: ...
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Check a value and hold what the check returns.
+
+        Raises:
+            ConfigError: An invalid value, or an unknown option.
+        """
+        known = self.__dataclass_fields__
+        for own_name, given in own_options({name: value}, known.keys()).items():
+            object.__setattr__(self, own_name, checked(known[own_name], given))
+
     def __post_init__(self) -> None:
-        check_options(self)
         for reason in self._contradictions():
             raise ConfigError(reason)
 

@@ -6,11 +6,9 @@ import pagedserve.checks as checks
 from pagedserve.config.options import option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoRAArgs:
     """The options of ``EngineArgs`` for LoRA adapters."""
-
-    __slots__ = ()
 
     enable_lora: bool = option(
         False, checks.flag, "Accept requests with LoRA adapters.", concern="LoRA"

@@ -20,11 +20,9 @@ def _hf_token(name: str, value: object) -> str | None:
     return None if value is None or value is True else checks.text(name, value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ModelArgs:
     """The options of ``EngineArgs`` for the model and its files."""
-
-    __slots__ = ()
 
     model: str = field(
         kw_only=False,

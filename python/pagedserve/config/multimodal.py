@@ -22,11 +22,9 @@ def _limit_of_images(name: str, value: object) -> dict[str, int]:
     return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MultimodalArgs:
     """The options of ``EngineArgs`` for images in prompts."""
-
-    __slots__ = ()
 
     limit_mm_per_prompt: Mapping[str, int] | None = option(
         None,

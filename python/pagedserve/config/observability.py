@@ -6,11 +6,9 @@ import pagedserve.checks as checks
 from pagedserve.config.options import option, parse_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ObservabilityArgs:
     """The options of ``EngineArgs`` for logging."""
-
-    __slots__ = ()
 
     decision_log: str | None = option(
         None,

@@ -143,20 +143,26 @@ def options_of(arguments: type | Any) -> Iterator[tuple[dataclasses.Field[Any], 
 def check_options(arguments: Any) -> None:
     """Check every field of a frozen dataclass and keep what its check returns.
 
-    None leaves any field at its default.
+    Raises:
+        ConfigError: An invalid value; the message says what is accepted.
+    """
+    for argument, _ in options_of(arguments):
+        value = checked(argument, getattr(arguments, argument.name))
+        object.__setattr__(arguments, argument.name, value)
+
+
+def checked(argument: dataclasses.Field[Any], value: object) -> object:
+    """Return what the check of an option returns for a value; None is the option's default.
 
     Raises:
         ConfigError: An invalid value; the message says what is accepted.
     """
-    for argument, known in options_of(arguments):
-        value = getattr(arguments, argument.name)
-        if value is None and argument.default is not MISSING:
-            value = argument.default
-        try:
-            value = known.check(argument.name, value)
-        except RequestError as error:  # what a check of a single value raises
-            raise ConfigError(str(error)) from None
-        object.__setattr__(arguments, argument.name, value)
+    if value is None and argument.default is not MISSING:
+        value = argument.default
+    try:
+        return argument.metadata["option"].check(argument.name, value)
+    except RequestError as error:  # what a check of a single value raises
+        raise ConfigError(str(error)) from None
 
 
 def by_concern(

@@ -14,11 +14,9 @@ def _backend(name: str, value: object) -> object:
     return checks.choice(get_args(ExecutorBackend))(name, "mp" if value in (None, "uni") else value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ParallelArgs:
     """The options of ``EngineArgs`` for tensor parallelism."""
-
-    __slots__ = ()
 
     tensor_parallel_size: int = option(
         1,

@@ -46,11 +46,9 @@ def _dtype(name: str, value: object) -> object:
     return checks.choice(get_args(ModelDtype))(name, _DTYPE_ALIASES.get(word, word))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PrecisionArgs:
     """The options of ``EngineArgs`` for the device, precision and kernels."""
-
-    __slots__ = ()
 
     dtype: ModelDtype = option(
         "auto",

@@ -12,11 +12,9 @@ from pagedserve.config.reasoning import ReasoningFormat
 DEFAULT_PARAMS: Final = frozenset({"generation_config", "override_generation_config"})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingArgs:
     """The options of ``EngineArgs`` for sampling."""
-
-    __slots__ = ()
 
     seed: int = option(
         0,

@@ -18,11 +18,9 @@ def default_step_tokens(chunked: int | None = None) -> str:
     return by_chunks("max_num_batched_tokens", more, chunked)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SchedulerArgs:
     """The options of ``EngineArgs`` for the scheduler."""
-
-    __slots__ = ()
 
     max_num_seqs: int | None = core_option(
         "scheduler",

@@ -130,11 +130,9 @@ def _without_brackets(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key != "model"} | {"method": "ngram"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SpeculativeArgs:
     """The option of ``EngineArgs`` for speculative decoding."""
-
-    __slots__ = ()
 
     speculative_config: SpeculativeConfig | None = option(
         None,

@@ -11,6 +11,7 @@ Owns the scheduler, the executor and the requests; ``EngineLoop`` runs the steps
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Final, Unpack
 
@@ -87,6 +88,7 @@ class LLMEngine(ModelOwner):
             EngineDeadError: This process was forked from one that has created an engine.
         """
         self.guard = EngineGuard()
+        args = replace(args)  # checks the combination of the values again
         self._processors = load_processors(args.logits_processors)
         with loading(args.model, is_shown=args.use_tqdm_on_load):
             used, executor = load(args, tokenizer, executor)
