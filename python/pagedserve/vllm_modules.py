@@ -35,7 +35,6 @@ MODULES: Final = {
     "tokenizers": ["get_tokenizer"],
     "transformers_utils.tokenizer": ["get_tokenizer"],
     "usage.usage_lib": ["UsageContext"],
-    "utils": ["FlexibleArgumentParser", "random_uuid"],
     "utils.argparse_utils": ["FlexibleArgumentParser"],
     "utils.print_utils": ["print_embeddings"],
     "v1.engine.async_llm": ["AsyncEngineArgs", "AsyncLLM"],
@@ -54,8 +53,7 @@ _HOMES: Final = {
     "init_logger": "logging:getLogger",
     **{name: f"pagedserve.metrics:{name}" for name in MODULES["v1.metrics.reader"]},
     **{
-        name: f"{__name__}:{name}"
-        for name in ("UsageContext", "get_tokenizer", "print_embeddings", "random_uuid")
+        name: f"{__name__}:{name}" for name in ("UsageContext", "get_tokenizer", "print_embeddings")
     },
     **dict.fromkeys(MODULES["distributed.parallel_state"], f"{__name__}:do_nothing"),
 }

@@ -69,6 +69,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         *("pooling_params", "sampling_params"),
     },
     "vllm_modules": {"config", "models"},  # a tokenizer, as vLLM's scripts load it
+    "utils": {"config", "vllm_modules"},  # a name of vLLM's
     "server": {
         *("config", "decisions", "engine", "host_ops", "inputs", "lora", "output", "outputs"),
         *("pooling", "pooling_params", "sampling_params"),
