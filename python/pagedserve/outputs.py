@@ -32,7 +32,7 @@ class Logprob:
     decoded_token: str | None
 
 
-# Logprobs of one position, by token id: the most likely tokens and the sampled token.
+# Logprobs of one position, by token id: the sampled token, then the most likely tokens.
 Logprobs: TypeAlias = Sequence[dict[int, Logprob]]
 
 

@@ -43,7 +43,8 @@ def check_entry(entry: Mapping[int, Logprob], token: int, expected: Position, nu
         assert abs(said.logprob - expected.logprob(candidate, token)) < TOLERANCE
         least, most = expected.ranks(candidate, token)
         assert least <= said.rank <= most
-    ranked = list(entry)[:num_top]
+    assert next(iter(entry)) == token
+    ranked = sorted(entry, key=lambda candidate: entry[candidate].rank)[:num_top]
     assert [entry[candidate].rank for candidate in ranked] == list(range(1, num_top + 1))
     best = list(expected.best.values())[:num_top]
     assert [entry[candidate].logprob for candidate in ranked] == pytest.approx(best, abs=TOLERANCE)

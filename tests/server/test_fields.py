@@ -135,7 +135,7 @@ def test_log_probabilities_of_a_prompt(shared: Served) -> None:
     assert first is None
     ranks = sorted(entry["rank"] for entry in second.values())
     assert ranks[:2] == [1, 2]
-    assert str(encode(PROMPT)[1]) in second
+    assert next(iter(second)) == str(encode(PROMPT)[1])
     body = {"messages": [{"role": "user", "content": "Hi"}], "prompt_logprobs": 0}
     answer = shared.http.post("/v1/chat/completions", json=body | {"max_tokens": 1}).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]

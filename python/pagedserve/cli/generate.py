@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,9 +136,8 @@ def _readable_logprobs(completion: CompletionOutput) -> Iterator[str]:
     """A line per token: its log-probability and text, then the most likely ones of its position."""
     for token_id, entry in zip(completion.token_ids, completion.logprobs or (), strict=True):
         chosen = entry[token_id]
-        others = "  ".join(
-            f"{token.logprob:.3f} {token.decoded_token!r}" for token in entry.values()
-        )
+        ranked = sorted(entry.values(), key=attrgetter("rank"))
+        others = "  ".join(f"{token.logprob:.3f} {token.decoded_token!r}" for token in ranked)
         yield f"  {chosen.logprob:8.3f}  {chosen.decoded_token!r:<16} | {others}"
 
 

@@ -82,16 +82,18 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
     def __getitem__(
         self, index: int | slice
     ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
-        """The entry of a token: the most likely ones, and the token itself."""
+        """The entry of a token: the token itself, then the most likely ones."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         entry = self._entries[index]
         if entry is None:
             return None
-        ranked = enumerate(zip(entry.top.token_ids, entry.top.logprobs, strict=True), 1)
-        shown = {int(token): self._logprob(token, value, rank) for rank, (token, value) in ranked}
         token = self._token_ids[range(len(self))[index]]
-        shown[token] = self._logprob(token, entry.logprob, entry.rank)
+        shown = {token: self._logprob(token, entry.logprob, entry.rank)}
+        ranked = enumerate(zip(entry.top.token_ids.tolist(), entry.top.logprobs, strict=True), 1)
+        for rank, (likely, value) in ranked:
+            if likely != token:
+                shown[likely] = self._logprob(likely, value, rank)
         return shown
 
     def __eq__(self, other: object) -> bool:
@@ -107,5 +109,5 @@ class LogprobsView(Sequence[dict[int, Logprob] | None]):
         return list, (list(self),)
 
     def _logprob(self, token: int, value: float, rank: int) -> Logprob:
-        text = None if self._token_text is None else self._token_text(int(token))
+        text = None if self._token_text is None else self._token_text(token)
         return Logprob(float(value), rank, text)

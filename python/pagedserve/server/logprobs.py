@@ -100,12 +100,11 @@ def completion_logprobs(
             tops.append(None)
             continue
         values.append(finite(entry[token_id].logprob))
-        # The chosen token is included even if it is not among the most likely.  Of tokens with one
+        # The chosen token comes first, even if it is not among the most likely.  Of tokens with one
         # name it counts, or else the most likely.
-        top = {}
-        for token, known in (*_top(entry, num_top), (token_id, entry[token_id])):
-            if token == token_id or names(token) not in top:
-                top[names(token)] = finite(known.logprob)
+        top: dict[str, float] = {}
+        for token, known in ((token_id, entry[token_id]), *_top(entry, num_top)):
+            top.setdefault(names(token), finite(known.logprob))
         tops.append(top)
     return {
         "tokens": [names(token_id) for token_id in token_ids],
@@ -138,10 +137,10 @@ def chat_logprobs(
 def _top(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
     """The most likely tokens of a position, at most ``num_top``; -1 is all.
 
-    An entry has them first; a chosen token that is none of them follows, even with the rank of one.
+    The most likely comes first, of equals the smaller id, as the sampler has them.
     """
-    likely = list(entry.items())
-    return likely if num_top < 0 else [each for each in likely[:num_top] if each[1].rank <= num_top]
+    likely = sorted(entry.items(), key=lambda each: (-each[1].logprob, each[0]))
+    return likely if num_top < 0 else likely[:num_top]
 
 
 def prompt_logprobs(entries: Sequence[Entry]) -> list[dict[str, Any] | None]:
