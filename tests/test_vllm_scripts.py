@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import pytest
+import torch
 
 import pagedserve
 from pagedserve import (
     LLM,
+    AsyncLLMEngine,
     BeamSearchParams,
     ConfigError,
     EngineArgs,
@@ -28,6 +30,7 @@ from pagedserve.engine.metric_families import counter
 from pagedserve.metrics import Counter, Gauge, Histogram, Vector, metrics_of
 from pagedserve.server.limits import Admission
 from pagedserve.server.metrics import Metrics
+from tests.support.tiny import save_tiny_llama
 
 ROLES = "{% for message in messages %}{{ message.content }} {% endfor %}"
 # What scripts for one GPU pass along.
@@ -210,6 +213,25 @@ def test_the_engine_is_driven_step_by_step(model: str) -> None:
         finished += [output for output in engine.step() if output.finished]
     assert sorted(output.request_id for output in finished) == ["0", "1", "2"]
     assert {len(output.outputs) for output in finished} == {1, 2}
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_an_engine_describes_its_model(tmp_path: Path, backend: Any) -> None:
+    model = str(save_tiny_llama(tmp_path / "llama"))
+    options: dict[str, Any] = {"max_model_len": 24, "num_gpu_blocks": 32}
+    args = EngineArgs(model, backend=backend, dtype="bfloat16", **options)
+    engine = AsyncLLMEngine.from_engine_args(args)
+    try:
+        config = engine.model_config
+        assert (config.model, config.max_model_len) == (model, 24)
+        assert config.dtype == torch.bfloat16
+        assert config.hf_config.model_type == "llama"
+    finally:
+        engine.shutdown()
+
+
+def test_the_engine_of_llm_describes_the_model(llm: LLM) -> None:
+    assert llm.llm_engine.model_config.max_model_len == 48
 
 
 def test_a_script_hands_all_it_parsed_to_llm(model: str) -> None:

@@ -32,6 +32,7 @@ from pagedserve.executor.protocol import Adapter, ModelInfo
 from pagedserve.inputs import Prompt
 from pagedserve.inputs.prompts import match_params, match_pooling_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
+from pagedserve.models.load.model_properties import ModelConfig
 from pagedserve.output.pooling import pooling_output
 from pagedserve.outputs import PoolingRequestOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
@@ -316,6 +317,11 @@ class AsyncLLMEngine(ModelOwner):
     async def get_model_config(self) -> ModelInfo:
         """Return properties of the model."""
         return self._engine.model_info
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Properties of the model under vLLM's names."""
+        return self._engine.model_config
 
     async def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix; while a request runs, do nothing and return False."""

@@ -35,6 +35,7 @@ from pagedserve.inputs import Prompt
 from pagedserve.inputs.prompts import match_params, parse_prompt
 from pagedserve.lora.request import LoRARequest
 from pagedserve.models.load.hub import HubOptions
+from pagedserve.models.load.model_properties import ModelConfig
 from pagedserve.models.load.progress import loading
 from pagedserve.models.tokenizer.loader import tokenizer_for_callers
 from pagedserve.outputs import RequestOutput
@@ -172,6 +173,12 @@ class LLMEngine(ModelOwner):
     def get_model_config(self) -> ModelInfo:
         """Return properties of the model."""
         return self.model_info
+
+    @cached_property
+    def model_config(self) -> ModelConfig:
+        """Properties of the model under vLLM's names."""
+        info = self.model_info
+        return ModelConfig(self._args, max_model_len=info.max_model_len, dtype=info.dtype)
 
     def get_num_unfinished_requests(self) -> int:
         """Number of unfinished requests."""

@@ -50,6 +50,7 @@ class ModelInfo:
             attention, or to pool the states of other tokens than the last.
         keeps_states: Whether layers keep a recurrent state of the sequence outside its blocks.
         encoder_decoder: Prompt format of an encoder-decoder; None for other models.
+        dtype: Dtype of weights and hidden states, by its name in torch.
     """
 
     vocab_size: int
@@ -64,6 +65,7 @@ class ModelInfo:
     sees_whole_prompts: bool = False
     keeps_states: bool = False
     encoder_decoder: EncoderDecoder | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

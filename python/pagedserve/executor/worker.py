@@ -99,6 +99,7 @@ class Worker:
             sees_whole_prompts=_sees_whole_prompts(loaded),
             keeps_states=bool(loaded.states),
             encoder_decoder=loaded.encoder_decoder,
+            dtype=str(loaded.dtype).removeprefix("torch."),
         )
 
     @property

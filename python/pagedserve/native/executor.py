@@ -80,6 +80,7 @@ class NativeExecutor:
             pooling=rules,
             group_window=group_window(config.layer_shapes),
             sees_whole_prompts=rules is not None and rules.pools_whole_prompts,
+            dtype=loaded.model.dtype,
         )
 
     @property
