@@ -76,7 +76,7 @@ def test_several_engines_are_counted_as_one(formula: Any) -> None:
     assert (both.num_running, both.num_waiting) == (5, 0)
     assert both.gpu_cache_usage == (first.gpu_cache_usage + second.gpu_cache_usage) / 2
     assert both.stats.num_prompt_tokens == 5 * 4
-    assert both.stats.step_tokens.total == 5 * 4
+    assert both.stats.step_tokens.total == 5 * 4 + 5
     assert sum(both.stats.step_tokens.counts) == 2
     assert both.replicas == {"a": first, "b": second}
     assert both.threads == ThreadWaits.total([first.threads, second.threads])

@@ -104,6 +104,15 @@ def test_requests_over_http_are_counted_by_route(serve: Serve) -> None:
         assert scrape.value("http_request_duration_seconds_sum", **seconds) > 0
 
 
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"stream": True, "stream_interval": 3}])
+def test_each_token_after_the_first_has_a_latency(served: Served, body: dict[str, object]) -> None:
+    served.complete(prompt=PROMPT, max_tokens=6, n=2, temperature=1, ignore_eos=True, **body)
+    scrape = Scrape(served)
+    assert scrape.value("vllm:inter_token_latency_seconds_count") == 2 * 5
+    assert scrape.value("vllm:inter_token_latency_seconds_sum") > 0
+    assert scrape.value("vllm:generation_tokens_total") == 2 * 6
+
+
 def test_a_scrape_does_not_block_the_event_loop(served: Served) -> None:
     """Hundreds of routes and methods take tens of milliseconds, as long as several steps."""
     metrics = served.context.metrics

@@ -286,7 +286,7 @@ class EngineLoop:
                 for sequence, vector in zip(step.sequences, output.pooled, strict=True):
                     sequence.request.pooled = vector
             touched = record_step(update, handles, self._requests, request_time())
-            self._stats.num_generation_tokens += update.num_tokens
+            self._stats.record_tokens(step.scheduled, update.num_tokens)
             for request in touched:
                 self._give_out(request, ended)
 

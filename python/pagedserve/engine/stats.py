@@ -47,10 +47,10 @@ class Histogram:
         """Initialize the counts to zero."""
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, which occurred this many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def buckets(self) -> list[tuple[str, int]]:
         """Number of values at most each bound, as Prometheus writes it; the last is all."""
@@ -88,7 +88,7 @@ class EngineStats:
         num_drafts: Rows of steps with draft tokens.
         num_draft_tokens: Draft tokens that were verified.
         num_accepted_by_place: Draft tokens that were accepted, by their position in the row.
-        step_tokens: Tokens of each step that ran the model, drafts included.
+        step_tokens: Computed prompt tokens and new tokens of each step that ran the model.
         step_seconds: Duration of each call that ended such a step.
         host_step_seconds: Part of it outside the executor.
     """
@@ -118,13 +118,22 @@ class EngineStats:
             num_used_blocks: KV blocks in use in it.
         """
         self.num_steps += 1
-        self.step_tokens.observe(scheduled.num_batched_tokens)
         self.num_computed_prompt_tokens += scheduled.num_prefill_tokens
         self.peak_used_blocks = max(self.peak_used_blocks, num_used_blocks)
         if scheduled.has_moves:
             self.num_swapped_blocks += len(scheduled.blocks_to_swap_out)
             self.num_swapped_blocks += len(scheduled.blocks_to_swap_in)
             self.num_copied_blocks += len(scheduled.blocks_to_copy)
+
+    def record_tokens(self, scheduled: SchedulerOutputs, num_tokens: int) -> None:
+        """Count the tokens of a step that has run.
+
+        Args:
+            scheduled: Its decisions.
+            num_tokens: New tokens.
+        """
+        self.num_generation_tokens += num_tokens
+        self.step_tokens.observe(scheduled.num_prefill_tokens + num_tokens)
 
     def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count the draft tokens of a row, and how many of them were accepted."""

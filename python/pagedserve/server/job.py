@@ -284,8 +284,7 @@ class TokenJob(Job):
             self.usage.count_prompt(place, output)
             metrics.first_token_came(output)
         elif num_tokens:
-            num_seqs = len(output.outputs)
-            metrics.tokens_came(now - progress.time, -(-num_tokens // num_seqs))
+            metrics.tokens_came(now - progress.time, output)
         progress.time = now
         progress.num_tokens += num_tokens
         if self.context.args.log_prompts:
