@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +13,7 @@ import pagedserve.models.check.image_check as image_check
 from pagedserve import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.inputs.prompts import parse_prompt
+from pagedserve.metrics import Counter
 from pagedserve.models.image_features import image_features
 from tests.images.conftest import Family, MakeFamily
 from tests.support.images import picture
@@ -56,6 +58,14 @@ def count_tower(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def image_lookups(llm: LLM) -> tuple[float, float]:
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    queries, hits = metrics["vllm:mm_cache_queries"], metrics["vllm:mm_cache_hits"]
+    assert isinstance(queries, Counter)
+    assert isinstance(hits, Counter)
+    return queries.value, hits.value
+
+
 def test_the_tower_sees_an_image_once(family: MakeFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     made = family("llava")
     llm = made.load(**CHUNKS)
@@ -68,8 +78,12 @@ def test_the_tower_sees_an_image_once(family: MakeFamily, monkeypatch: pytest.Mo
         answers(made, 1),
     ]
     assert len(calls) == 2
+    before = image_lookups(llm)
+    assert before[0] - before[1] == 2
     llm.generate(prompt_of(made, 2, 1), GREEDY, use_tqdm=False)
     assert len(calls) == 2, "what was made is kept"
+    num_queries, num_hits = np.subtract(image_lookups(llm), before)
+    assert num_queries == num_hits >= 2
 
 
 def test_without_room_images_are_seen_again_and_answers_stay(

@@ -54,6 +54,10 @@ def test_tokens_of_prompts_are_told_by_their_source(caching: Served) -> None:
     assert scrape.value(by_source, source="external_kv_transfer") == 0
     assert scrape.value("vllm:request_prefill_kv_computed_tokens_sum") == 36 - cached
     assert scrape.value("vllm:request_prefill_kv_computed_tokens_count") == 3
+    for prefix in ("", "gpu_"):
+        assert scrape.value(f"vllm:{prefix}prefix_cache_hits_total") == cached
+        assert scrape.value(f"vllm:{prefix}prefix_cache_queries_total") == 36
+    assert scrape.value("vllm:mm_cache_queries_total") == 0
     assert 0 < scrape.value("vllm:gpu_prefix_cache_hit_rate") < 1
     assert scrape.value("vllm:cpu_prefix_cache_hit_rate") == -1
 

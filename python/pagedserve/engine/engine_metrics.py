@@ -9,6 +9,7 @@ from pagedserve.engine.stats import EngineSnapshot, EngineStats, Histogram, Thro
 
 _NUM_WAITING: Final = "Number of waiting requests."
 _CACHE_USAGE: Final = "Fraction of KV blocks in use."
+_LOOKED_UP_TOKENS: Final = "Tokens looked up in the prefix cache."
 _CACHED_TOKENS: Final = "Tokens found in the prefix cache."
 
 # Metrics of each replica: description, and value in a snapshot.
@@ -109,15 +110,17 @@ class EngineMetrics:
 
     def _counters(self, engine: EngineSnapshot) -> Iterator[Family]:
         stats, num_cached = engine.stats, engine.num_cached_tokens
+        num_looked_up = engine.num_looked_up_tokens
         counters: dict[str, tuple[str, float]] = {
             "vllm:num_preemptions": ("Preemptions.", engine.num_preemptions),
             "vllm:prompt_tokens": ("Prompt tokens of added requests.", stats.num_prompt_tokens),
             "vllm:generation_tokens": ("New tokens.", stats.num_generation_tokens),
-            "vllm:prefix_cache_queries": (
-                "Tokens looked up in the prefix cache.",
-                engine.num_looked_up_tokens,
-            ),
+            "vllm:prefix_cache_queries": (_LOOKED_UP_TOKENS, num_looked_up),
             "vllm:prefix_cache_hits": (_CACHED_TOKENS, num_cached),
+            "vllm:gpu_prefix_cache_queries": (_LOOKED_UP_TOKENS, num_looked_up),
+            "vllm:gpu_prefix_cache_hits": (_CACHED_TOKENS, num_cached),
+            "vllm:mm_cache_queries": ("Looked up images.", stats.num_image_queries),
+            "vllm:mm_cache_hits": ("Images with cached features.", stats.num_image_hits),
             "vllm:prompt_tokens_cached": (_CACHED_TOKENS, num_cached),
             "pagedserve:recomputed_tokens": (
                 "Computed tokens that were dropped and recomputed.",

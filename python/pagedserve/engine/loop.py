@@ -268,6 +268,7 @@ class EngineLoop:
         waiting_since = now()
         output = step.handle.results()
         self._stats.executor_seconds += now() - waiting_since
+        self._stats.record_images(*output.image_lookups)
         if output.failed:
             self._end_failed_rows(step, output.failed)
             return

@@ -88,6 +88,8 @@ class EngineStats:
         num_drafts: Rows of steps with draft tokens.
         num_draft_tokens: Draft tokens that were verified.
         num_accepted_by_place: Draft tokens that were accepted, by their position in the row.
+        num_image_queries: Images that steps looked up in the cache of features.
+        num_image_hits: Those found there.
         step_tokens: Computed prompt tokens and new tokens of each step that ran the model.
         step_seconds: Duration of each call that ended such a step.
         host_step_seconds: Part of it outside the executor.
@@ -106,6 +108,8 @@ class EngineStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_by_place: list[int] = field(default_factory=list)
+    num_image_queries: int = 0
+    num_image_hits: int = 0
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
     host_step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
@@ -134,6 +138,11 @@ class EngineStats:
         """
         self.num_generation_tokens += num_tokens
         self.step_tokens.observe(scheduled.num_prefill_tokens + num_tokens)
+
+    def record_images(self, num_queries: int, num_hits: int) -> None:
+        """Count the images that a step looked up, and those that were found."""
+        self.num_image_queries += num_queries
+        self.num_image_hits += num_hits
 
     def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count the draft tokens of a row, and how many of them were accepted."""

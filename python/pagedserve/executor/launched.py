@@ -22,6 +22,7 @@ class LaunchedRun:
         *,
         pooled: Array | None = None,
         failed: Mapping[int, str] | None = None,
+        image_lookups: tuple[int, int] = (0, 0),
         ops: SamplingOps = HOST,
     ) -> None:
         """Store what the results need.
@@ -32,6 +33,7 @@ class LaunchedRun:
             logits: Logits of the positions of ``prompts``, float32 ``[P, V]``.
             pooled: Vectors of a pooling model, float32 ``[S, F]``, instead of all those.
             failed: Errors of rows, if the model did not run for them; see ``ModelOutput``.
+            image_lookups: See ``ModelOutput``.
             ops: Operations on ``logits`` and ``pooled``.
         """
         self._pooled = pooled
@@ -39,6 +41,7 @@ class LaunchedRun:
         self._prompts = prompts
         self._logits = logits
         self._failed = failed
+        self._image_lookups = image_lookups
         self._ops = ops
 
     @property
@@ -52,15 +55,17 @@ class LaunchedRun:
 
     def results(self) -> ModelOutput:
         """Wait for the step; called before another is launched, unless it is async-safe."""
+        lookups = self._image_lookups
         if self._failed:
-            return ModelOutput(SampledRows.none(), failed=self._failed)
+            return ModelOutput(SampledRows.none(), failed=self._failed, image_lookups=lookups)
         if self._pooled is not None:
             pooled = self._ops.download(self._pooled)
             return ModelOutput(SampledRows.of_nothing(len(pooled)), None, pooled)
         sampled = SampledRows.none() if self._samples is None else self._samples.results()
         if self._prompts is None or self._logits is None:
-            return ModelOutput(sampled)
-        return ModelOutput(sampled, prompt_logprobs(self._prompts, self._logits, self._ops))
+            return ModelOutput(sampled, image_lookups=lookups)
+        found = prompt_logprobs(self._prompts, self._logits, self._ops)
+        return ModelOutput(sampled, found, image_lookups=lookups)
 
 
 def tokens_of(after: StepHandle | None) -> Array | None:

@@ -80,8 +80,9 @@ class Driver:
         step.check()
         sizes, rows = step.sizes, step.rows
         states, failed = self._encode(step)
+        lookups = self._tower.lookups if step.images else (0, 0)
         if failed:
-            return LaunchedRun(failed=failed)
+            return LaunchedRun(failed=failed, image_lookups=lookups)
         previous = tokens_of(step.after)
         previous = None if previous is None else torch.as_tensor(previous)
         found = forward(self._model_step(step, states), previous)
@@ -91,7 +92,8 @@ class Driver:
             return LaunchedRun(pooled=as_array(self._pool(sizes, rules, found)), ops=self._ops)
         logits = as_array(found)
         samples = self._sampler.launch(logits[: len(rows)], rows) if rows else None
-        return LaunchedRun(samples, step.prompts, logits[len(rows) :], ops=self._ops)
+        more = logits[len(rows) :]
+        return LaunchedRun(samples, step.prompts, more, image_lookups=lookups, ops=self._ops)
 
     def _encode(self, step: StepInput) -> tuple[Mapping[int, Tensor], Mapping[int, str]]:
         """Run the encoders on a step's images and encoder inputs.

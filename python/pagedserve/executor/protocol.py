@@ -158,12 +158,15 @@ class ModelOutput(NamedTuple):
         failed: Error of each row whose images or encoder input could not be computed, in one line.
             If there are any, the model did not run and nothing else is defined: the engine ends
             their requests, and repeats the step for the others.
+        image_lookups: Images that the step looked up in the cache of features, and how many of them
+            were found.
     """
 
     sampled: SampledRows
     prompt_logprobs: PositionLogprobs | None = None
     pooled: NDArray[np.float32] | None = None
     failed: Mapping[int, str] = _NOTHING
+    image_lookups: tuple[int, int] = (0, 0)
 
 
 class StepHandle(Protocol):

@@ -18,6 +18,9 @@ class ImageTower:
     """Computes features of images, and caches the most recently used.
 
     Invariant: features of the step that is being encoded are never evicted.
+
+    Attributes:
+        lookups: Images that the last step looked up, and how many of them were cached.
     """
 
     def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
@@ -27,6 +30,7 @@ class ImageTower:
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._in_use: set[bytes] = set()
         self._num_bytes = 0
+        self.lookups = (0, 0)
 
     def encode(
         self,
@@ -45,6 +49,7 @@ class ImageTower:
             Error of each row whose images the encoder failed to compute.
         """
         self._in_use.clear()
+        self.lookups = (0, 0)
         failed = {}
         for row, images in rows.items():
             start, end = query_start[row : row + 2].tolist()
@@ -58,6 +63,8 @@ class ImageTower:
     def _encode(self, images: Sequence[PlacedImage]) -> None:
         for image in images:
             digest = image.digest
+            num_queries, num_hits = self.lookups
+            self.lookups = (num_queries + 1, num_hits + (digest in self._kept))
             if digest not in self._kept:
                 self._kept[digest] = image_features(self._model, image)
                 self._num_bytes += self._kept[digest].nbytes
