@@ -14,8 +14,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from pagedserve.engine.client import EngineClient
+from pagedserve.server.http.bounds import MAX_SEQS
 from pagedserve.server.http.errors import ServerError, UnavailableError
 
+# Waiting sequences that are accepted by default even if few can run: evaluations and load tests
+# send all requests at once, and do not retry.
+_MIN_QUEUED: Final = 1024
 # The last ends of this many requests estimate how fast capacity becomes free.
 _NUM_ENDS: Final = 64
 _MAX_RETRY_AFTER: Final = 60
@@ -45,7 +49,7 @@ class Admission:
         Args:
             client: Knows which requests wait.
             max_num_queued: Maximum waiting sequences, besides running ones; None is four times
-                ``max_num_seqs``.
+                ``max_num_seqs``, at least 1024.
             max_num_queued_tokens: Maximum waiting prompt tokens; None sets no limit.
         """
         self.max_num_seqs = 0
@@ -62,7 +66,9 @@ class Admission:
     def most(self) -> int:
         """Maximum number of running and waiting sequences."""
         queued = self._max_num_queued
-        return self.max_num_seqs + (4 * self.max_num_seqs if queued is None else queued)
+        if queued is None:
+            queued = max(4 * self.max_num_seqs, _MIN_QUEUED)
+        return self.max_num_seqs + queued
 
     def num_queued_tokens(self) -> int:
         """Prompt tokens that no step has started."""
@@ -81,7 +87,7 @@ class Admission:
 
         Raises:
             UnavailableError: The queue is full.
-            ServerError: 400, the request exceeds the limit alone.
+            ServerError: 400, the request has too many sequences.
         """
         self._check_seqs(num_seqs)
         num_tokens = sum(prompts.values())
@@ -100,16 +106,20 @@ class Admission:
                 self._ends.clear()
 
     def _check_seqs(self, num_seqs: int) -> None:
-        if num_seqs > self.most:
+        most = max(self.most, MAX_SEQS)
+        if num_seqs > most:
             raise ServerError(
-                400, f"the request has {num_seqs} sequences; at most {self.most} are accepted"
+                400, f"the request has {num_seqs} sequences; at most {most} are accepted"
             )
-        if self.num_seqs + num_seqs > self.most:
+        # A request that exceeds the limit alone waits in an empty queue.
+        most_before = self.max_num_seqs if num_seqs > self.most else self.most - num_seqs
+        if self.num_seqs > most_before:
             self.num_refused["max_num_queued_reqs"] += 1
             num_ended = sum(seqs for _, seqs, _ in self._ends)
             raise UnavailableError(
-                f"{self.num_seqs} sequences run or wait; at most {self.most} are accepted",
-                retry_after=self._seconds_for(self.num_seqs + num_seqs - self.most, num_ended),
+                f"{self.num_seqs} sequences run or wait; at most {self.most} are accepted, and the "
+                f"request has {num_seqs}",
+                retry_after=self._seconds_for(self.num_seqs - most_before, num_ended),
             )
 
     def _check_tokens(self, num_tokens: int, most: int) -> None:

@@ -265,7 +265,7 @@ class ServerArgs:
         checks.optional(checks.integer("at least 0, or None", low=0)),
         "Maximum number of waiting sequences, beside the running ones; more are refused with 503.",
         concern="limits",
-        unset="4 times max_num_seqs",
+        unset="4 times max_num_seqs, at least 1024",
     )
     max_num_queued_tokens: int | None = option(
         None,

@@ -35,6 +35,8 @@ MAX_FORM_FIELDS: Final = 64
 MAX_FORM_BYTES: Final = 1 << 20
 # Prompts per request.
 MAX_PROMPTS: Final = 1024
+# Sequences per request, unless more may run or wait; all of a whole response are held.
+MAX_SEQS: Final = 1 << 14
 # Log-probabilities of prompt tokens in all choices of a completion, some 256 MiB.
 MAX_PROMPT_LOGPROBS: Final = 1 << 22
 # Characters of a request id, which is in the log and in every chunk of a stream.
