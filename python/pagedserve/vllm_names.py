@@ -246,10 +246,12 @@ HINTS: Final = frozenset(
         "mm_encoder_tp_mode",
         "skip_mm_profiling",
         "disable_frontend_multiprocessing",
-        # A server has no access log of uvicorn, and always an X-Request-Id and GET /load.
+        # A server has no access log of uvicorn, and always an X-Request-Id, GET /load and
+        # GET /tokenizer_info.
         "disable_uvicorn_access_log",
         "enable_request_id_headers",
         "enable_server_load_tracking",
+        "enable_tokenizer_info_endpoint",
     ]
 )
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import Serve, Served
-from tests.support.formula import FormulaModel, byte_tokenizer
+from tests.support.formula import EOS, FormulaModel, byte_tokenizer
 
 PROMPT = "Hello"
 
@@ -339,6 +339,16 @@ def test_who_cuts_a_prompt_is_shown_what_is_left(served: Served) -> None:
         prompt=PROMPT, max_tokens=0, echo=True, logprobs=0, truncate_prompt_tokens=2
     ).json()["choices"]
     assert (choice["text"], choice["logprobs"]["tokens"]) == ("lo", ["l", "o"])
+
+
+def test_a_client_learns_the_special_tokens_and_the_template(shared: Served) -> None:
+    assert shared.http.get("/tokenizer_info").json() == {
+        "tokenizer_class": "TokenizersBackend",
+        "model_max_length": 128,
+        "added_tokens_decoder": {str(EOS): "<|end|>"},
+        "eos_token": "<|end|>",
+        "chat_template": shared.context.text.chat_template,
+    }
 
 
 def test_tokens_and_back(served: Served) -> None:

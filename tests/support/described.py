@@ -16,7 +16,8 @@ class Description:
     """OpenAPI document of a server.
 
     Attributes:
-        document: Its ``/openapi.json``; no object may have other fields than it names.
+        document: Its ``/openapi.json``; no object may have other fields than it names,
+            unless it says so.
     """
 
     document: dict[str, Any]
@@ -26,7 +27,7 @@ class Description:
         document = copy.deepcopy(http.get("/openapi.json").json())
         for schema in document["components"]["schemas"].values():
             if "properties" in schema:
-                schema["additionalProperties"] = False
+                schema.setdefault("additionalProperties", False)
         return cls(document)
 
     def routes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:

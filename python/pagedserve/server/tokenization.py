@@ -22,7 +22,7 @@ from pagedserve.server.http.bounds import CHARS_PER_TOKEN
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.protocol import Body
-from pagedserve.server.tokens.protocol import TokenizeBody
+from pagedserve.server.tokens.protocol import TokenizeBody, TokenizerInfo
 from pagedserve.server.tools.custom import with_functions
 from pagedserve.server.tools.fields import lark_inputs
 from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of
@@ -105,6 +105,19 @@ class Tokenization:
         """The chat template of requests; empty without one."""
         template = self._template(None) or ""
         return template if isinstance(template, str) else template.get("default", "")
+
+    @property
+    def tokenizer_info(self) -> TokenizerInfo:
+        """The fields of tokenizer_config.json that clients read, without paths."""
+        tokenizer = self.client.tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        fields = {
+            "tokenizer_class": type(tokenizer).__name__,
+            "model_max_length": self.max_model_len,
+            "added_tokens_decoder": {token_id: token.content for token_id, token in added},
+            "chat_template": self._template(None),
+        }
+        return TokenizerInfo.model_validate({**tokenizer.special_tokens_map, **fields})
 
     def _template(self, given: str | None) -> str | None:
         """The chat template of a request, which may have given its own."""

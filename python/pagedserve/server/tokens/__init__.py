@@ -1,1 +1,1 @@
-"""``POST /tokenize`` and ``/detokenize``."""
+"""``POST /tokenize`` and ``/detokenize``, and ``GET /tokenizer_info``."""

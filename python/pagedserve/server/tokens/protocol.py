@@ -49,6 +49,17 @@ class Tokens(BaseModel):
     token_strs: list[str] | None = None
 
 
+class TokenizerInfo(BaseModel):
+    """Response of ``GET /tokenizer_info``; further fields are the texts of named tokens."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    model_max_length: int
+    added_tokens_decoder: dict[int, str]
+    chat_template: str | dict[str, str] | None
+
+
 class DecodedText(BaseModel):
     """Response of ``POST /detokenize``."""
 

@@ -6,7 +6,13 @@ from pagedserve.server.context import Context
 from pagedserve.server.fields import check_conversation
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.http.routing import JSON
-from pagedserve.server.tokens.protocol import DecodedText, DetokenizeBody, TokenizeBody, Tokens
+from pagedserve.server.tokens.protocol import (
+    DecodedText,
+    DetokenizeBody,
+    TokenizeBody,
+    TokenizerInfo,
+    Tokens,
+)
 from pagedserve.server.tools.fields import check_names, check_usable
 
 
@@ -51,3 +57,9 @@ def add_tokens(app: FastAPI, context: Context) -> None:
         await context.check_ready()
         context.model_name(body.model)
         return DecodedText(prompt=await context.text.decode(body.tokens))
+
+    @app.get("/tokenizer_info", response_model_exclude_none=True)
+    async def tokenizer_info() -> TokenizerInfo:
+        """Return the special tokens and the chat template."""
+        await context.check_ready()
+        return context.text.tokenizer_info
