@@ -362,9 +362,16 @@ def test_predecessors_of_tool_calls_are_refused(
 
 
 def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> None:
-    harmless = {"prompt_cache_key": "a", "prompt_cache_options": {"mode": "explicit"}}
+    harmless = {
+        "prompt_cache_key": "a",
+        "prompt_cache_options": {"mode": "explicit"},
+        "lora_path": "a",
+        "num_beams": 1,
+    }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
     assert shared.http.post("/v1/chat/completions", json=given).status_code == 200
+    refused = shared.http.post("/v1/chat/completions", json=given | {"num_beams": 2})
+    assert refused.json()["error"]["message"] == "num_beams is 2; it is not supported here"
 
 
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:

@@ -168,7 +168,7 @@ def test_many_vectors_are_serialized_outside_the_event_loop(
 
 def test_scores_are_cosines(embedding: Served, offline: LLM) -> None:
     wanted = [score.outputs.score for score in offline.score(TEXTS[0], TEXTS, use_tqdm=False)]
-    body = {"text_1": TEXTS[0], "text_2": TEXTS}
+    body = {"text_1": TEXTS[0], "text_2": TEXTS, "encoding_format": "float"}
     for path in ("/score", "/v1/score"):
         answer = embedding.http.post(path, json=body).json()
         assert [item["score"] for item in answer["data"]] == pytest.approx(wanted, abs=1e-5)
@@ -262,6 +262,12 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
         ("/v1/embeddings", {"input": "word " * 300}, "302 tokens; it must have at most 256", None),
         ("/v1/embeddings", {"input": [[99999999]]}, "token ids must be from 0", "input"),
         ("/score", {"text_1": ["x", "y"], "text_2": ["x"] * 3}, "text_1 has 2 texts", "text_1"),
+        (
+            "/score",
+            {"text_1": "x", "text_2": "x", "encoding_format": "base64"},
+            "is 'base64'",
+            None,
+        ),
         ("/rerank", {"query": "x", "documents": []}, "at least one of each", None),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n", "top_n"),
     ],

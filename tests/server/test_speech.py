@@ -190,6 +190,33 @@ def test_long_audio_is_cut_where_it_is_quiet(hearing: Served, offline: LLM) -> N
     assert events[-1]["usage"]["output_tokens"] > 0
 
 
+def test_chunks_are_those_of_vllm_if_they_have_usage(hearing: Served) -> None:
+    content, more = file_of(long_sound()), {"language": "de", "stream_include_usage": "True"}
+    text = post(hearing, content, language="de").json()["text"]
+    for is_continuous in (False, True):
+        given = more | {"stream": "True", "stream_continuous_usage_stats": str(is_continuous)}
+        answer = post(hearing, content, **given)
+        Description.of(hearing.http).check_events(answer)
+        *lines, done = [line[6:] for line in answer.text.splitlines() if line]
+        *chunks, last = map(json.loads, lines)
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
+        assert {chunk["object"] for chunk in chunks} == {"transcription.chunk"}
+        assert ["usage" in chunk for chunk in chunks] == [is_continuous] * len(chunks)
+        assert (last["choices"], done) == ([], "[DONE]")
+        assert last["usage"]["completion_tokens"] > 0
+    assert "stream_include_usage is given without stream" in told(post(hearing, content, **more))
+
+
+def test_a_limit_of_new_tokens_holds_for_each_segment(hearing: Served) -> None:
+    stream = {"language": "de", "stream": "true"}
+    numbers = []
+    for limit in ({}, {"max_completion_tokens": "1"}, {"max_completion_tokens": "9999"}):
+        answer = post(hearing, file_of(sounds(1)[0]), **stream, **limit)
+        *_, last = [json.loads(line[6:]) for line in answer.text.splitlines() if "done" in line]
+        numbers.append(last["usage"]["output_tokens"])
+    assert numbers[0] == numbers[2] > numbers[1] == 1
+
+
 def test_a_cut_is_in_a_pause() -> None:
     rng = np.random.default_rng(0)
     samples = rng.normal(0, 0.3, 40 * 16_000).astype(np.float32)

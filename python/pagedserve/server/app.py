@@ -42,7 +42,7 @@ from pagedserve.server.protocol import ErrorBody
 from pagedserve.server.responses import api as responses_api
 from pagedserve.server.responses.protocol import ResponseEvent
 from pagedserve.server.responses.routes import add_responses
-from pagedserve.server.speech.protocol import TranscriptEvent
+from pagedserve.server.speech.protocol import TranscriptChunk, TranscriptEvent
 from pagedserve.server.speech.routes import add_speech
 from pagedserve.server.tokens.routes import add_tokens
 
@@ -60,6 +60,7 @@ _EVENTS: Final = (
     MessageEvent,
     ResponseEvent,
     TranscriptEvent,
+    TranscriptChunk,
 )
 
 # Routes of OpenAI's and vLLM's servers that this one lacks.

@@ -37,6 +37,7 @@ HARMLESS: Final = frozenset(
         "session_id",
         "verbosity",
         "guided_decoding_backend",
+        "lora_path",  # sglang's load generator sends it beside the name of an adapter
     }
 )
 
@@ -44,6 +45,7 @@ HARMLESS: Final = frozenset(
 ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none",),
+    "num_beams": (1,),
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (),

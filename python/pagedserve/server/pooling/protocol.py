@@ -1,11 +1,11 @@
 """Requests and responses of the pooling routes."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pagedserve.server.fields import NullsLeftOut, Prompts
-from pagedserve.server.protocol import TextBody, UsageInfo
+from pagedserve.server.protocol import ABSENT, TextBody, UsageInfo
 
 
 class InputBody(TextBody):
@@ -38,6 +38,8 @@ class ClassificationBody(TextBody):
 
 class ScoreBody(TextBody):
     """``POST /score``."""
+
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {"encoding_format": ("float",)}
 
     text_1: str | list[str]
     text_2: str | list[str]

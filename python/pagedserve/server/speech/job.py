@@ -64,7 +64,9 @@ class SpeechJob(TokenJob):
 
     def answer(self) -> AsyncGenerator[bytes, None]:
         """Chunks of its response, one unless it streams."""
-        return self._stream() if self.body.stream else self._whole()
+        if not self.body.stream:
+            return self._whole()
+        return self._chunks() if self.body.stream_include_usage else self._events()
 
     async def _whole(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.outputs()) as outputs:
@@ -84,15 +86,34 @@ class SpeechJob(TokenJob):
             shown |= {"task": self.task, "language": language, "duration": seconds}
         yield json.dumps(shown).encode()
 
-    async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """Events in OpenAI's format: deltas of the text, then the whole text."""
+    async def _deltas(self) -> AsyncGenerator[str, None]:
+        """Parts of the text, in order."""
         texts = _TextsInOrder()
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:
                 _check_whole(output)
                 delta = texts.add(place, output.outputs[0].text, is_last=output.finished)
                 if delta:
-                    yield _event({"type": "transcript.text.delta", "delta": delta})
+                    yield delta
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        """Events in vLLM's format: chunks with deltas of the text, then one with the usage."""
+        kind = "transcription.chunk" if self.task == "transcribe" else "translation.chunk"
+        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+        is_continuous = self.body.stream_continuous_usage_stats
+        async with aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                usage = {"usage": self._shown_usage()} if is_continuous else {}
+                yield _event({**head, "choices": [{"delta": {"content": delta}}], **usage})
+        yield _event({**head, "choices": [], "usage": self._shown_usage()})
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """Events in OpenAI's format: deltas of the text, then the whole text."""
+        text = ""
+        async with aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                text += delta
+                yield _event({"type": "transcript.text.delta", "delta": delta})
         prompt = sum(self.usage.prompt_tokens.values())
         usage = {
             "type": "tokens",
@@ -100,7 +121,7 @@ class SpeechJob(TokenJob):
             "output_tokens": self.usage.completion_tokens,
             "total_tokens": prompt + self.usage.completion_tokens,
         }
-        yield _event({"type": "transcript.text.done", "text": texts.said, "usage": usage})
+        yield _event({"type": "transcript.text.done", "text": text, "usage": usage})
 
 
 @dataclass(slots=True)
@@ -147,7 +168,7 @@ async def speech_job(
     params = SamplingParams(
         temperature=body.temperature,
         seed=body.seed,
-        max_tokens=None,
+        max_tokens=body.max_completion_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )
     content = await body.file.read()

@@ -6,7 +6,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, Field, RootModel
 
 from pagedserve.errors import RequestError
-from pagedserve.server.protocol import MAX_INT, EngineBody
+from pagedserve.server.protocol import MAX_INT, EngineBody, UsageInfo
 
 
 class SpeechBody(EngineBody):
@@ -19,10 +19,24 @@ class SpeechBody(EngineBody):
     temperature: float = 0.0
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stream: bool = False
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum new tokens of each segment."
+    )
+    stream_include_usage: bool = Field(
+        default=False, description="Stream chunks as vLLM does, and the usage at the end."
+    )
+    stream_continuous_usage_stats: bool = Field(
+        default=False, description="The usage is in every chunk, with stream_include_usage."
+    )
 
     def check_fields(self, *, allows_unknown: bool) -> None:
         """Run the checks of all requests, and refuse fields that streams do not support."""
         super().check_fields(allows_unknown=allows_unknown)
+        for name in ("stream_include_usage", "stream_continuous_usage_stats"):
+            if getattr(self, name) and not self.stream:
+                raise RequestError(
+                    f"{name} is given without stream; it needs stream true", param=name
+                )
         if self.stream and self.response_format == "verbose_json":
             raise RequestError(
                 "response_format is 'verbose_json' with stream; it is for whole answers",
@@ -65,6 +79,29 @@ class TranscriptEvent(
     RootModel[Annotated[TranscriptDelta | TranscriptDone, Field(discriminator="type")]]
 ):
     """Event of a streamed transcript."""
+
+
+class ChunkDelta(BaseModel):
+    """The next part of the text."""
+
+    content: str
+
+
+class ChunkChoice(BaseModel):
+    """The only choice of a chunk."""
+
+    delta: ChunkDelta
+
+
+class TranscriptChunk(BaseModel):
+    """Event of a streamed transcript with ``stream_include_usage``; the last has no choice."""
+
+    id: str
+    object: Literal["transcription.chunk", "translation.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageInfo | None = None
 
 
 class Transcript(BaseModel):

@@ -8,11 +8,18 @@ from pagedserve.server.context import Context
 from pagedserve.server.http.routing import FORM, answer_id, job_response, streaming_responses
 from pagedserve.server.protocol import ErrorBody
 from pagedserve.server.speech.job import speech_job
-from pagedserve.server.speech.protocol import SpeechBody, Transcript, TranscriptEvent
+from pagedserve.server.speech.protocol import (
+    SpeechBody,
+    Transcript,
+    TranscriptChunk,
+    TranscriptEvent,
+)
 
 _SpeechForm: TypeAlias = Annotated[SpeechBody, Form(media_type="multipart/form-data")]
 
-_TRANSCRIPT: Final = streaming_responses(Transcript, TranscriptEvent, ErrorBody, may_be_text=True)
+_TRANSCRIPT: Final = streaming_responses(
+    Transcript, TranscriptEvent, TranscriptChunk, ErrorBody, may_be_text=True
+)
 
 
 def add_speech(app: FastAPI, context: Context) -> None:
