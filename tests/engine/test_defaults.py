@@ -6,7 +6,7 @@ import pytest
 
 from pagedserve import SamplingParams
 from pagedserve.config import EngineArgs
-from pagedserve.engine.defaults import default_sampling_params
+from pagedserve.engine.defaults import default_sampling_params, public_name
 from pagedserve.errors import ConfigError
 from tests.support.tokenizer_kinds import write_gguf
 
@@ -35,3 +35,12 @@ def test_a_damaged_gguf_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"generation_config: cannot read .* cut short"):
         default_sampling_params(EngineArgs(str(path)))
+
+
+def test_a_path_is_no_public_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "local").mkdir(parents=True)
+    for name in ("owner/model", "smollm2"):
+        assert public_name(EngineArgs(name)) == name
+    for name in ("owner/local", str(tmp_path), "./model", "~/model", "a/b/c"):
+        assert public_name(EngineArgs(name)) is None

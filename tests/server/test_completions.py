@@ -295,6 +295,9 @@ def test_models_and_names(serve: Serve) -> None:
     with serve(served_model_name=("small", "other/name")) as served:
         listed = served.http.get("/v1/models").json()["data"]
         assert [card["id"] for card in listed] == ["small", "other/name"]
+        assert [card["root"] for card in listed] == ["small", "small"]
+        served.context.root = "owner/model"
+        assert served.http.get("/v1/models/small").json()["root"] == "owner/model"
         assert listed[0]["max_model_len"] == 128
         assert served.http.get("/v1/models/other/name").json()["id"] == "other/name"
         assert served.http.get("/v1/models/x").status_code == 404

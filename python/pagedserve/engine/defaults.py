@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, RequestError
 from pagedserve.models.load.gguf_header import read_header
-from pagedserve.models.load.sources import find_source
+from pagedserve.models.load.sources import find_source, is_path
 from pagedserve.regular_files import read_json
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.sampling_params.options import PARAMETERS
@@ -51,6 +51,11 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
         return SamplingParams(**given)
     except RequestError as error:
         raise ConfigError(f"generation_config: {error}") from error
+
+
+def public_name(args: EngineArgs) -> str | None:
+    """Name of the model that others know: its hub id; None for a path of this machine."""
+    return None if is_path(args.model) else args.model
 
 
 def _recommended(args: EngineArgs) -> dict[str, Any]:

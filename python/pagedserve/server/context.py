@@ -58,11 +58,11 @@ class Context:
     Attributes:
         client: The engine.
         args: Options of the server.
-        names: Names of the model; responses have the first.
         default_params: Default sampling parameters; known before the model is loaded.
         admission: Admission control.
         metrics: Metrics of requests.
         adapters: Adapters served under further names.
+        root: Hub id of the model; None for files of this machine.
         tracer: Creates a span per request; None disables tracing.
         created: Start of the server, seconds of the wall clock.
         is_draining: Whether new requests are refused.
@@ -77,11 +77,11 @@ class Context:
 
     client: EngineClient
     args: ServerArgs
-    names: tuple[str, ...]
     default_params: Future[SamplingParams]
     admission: Admission
     metrics: Metrics
     adapters: ServedAdapters
+    root: str | None = None
     tracer: "Tracer | None" = None
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -191,6 +191,11 @@ class Context:
         return make() if num_bytes <= SMALL_BODY_BYTES else await self.aside(make, cost=num_bytes)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model; responses have the first."""
+        return self.adapters.base_names
+
+    @property
     def all_names(self) -> list[str]:
         """Names of the model, and of the adapters."""
         return [*self.names, *self.adapters.names]
@@ -230,6 +235,7 @@ def make_context(
     args: ServerArgs,
     *,
     default_params: Future[SamplingParams],
+    root: str | None = None,
     tracer: "Tracer | None" = None,
     chat_template: str | None = None,
     calibration: Calibration = _UNCALIBRATED,
@@ -239,11 +245,11 @@ def make_context(
     return Context(
         client=client,
         args=args,
-        names=names,
         default_params=default_params,
         admission=admission,
         metrics=Metrics(client, names[0], admission),
         adapters=ServedAdapters(client, names),
+        root=root,
         tracer=tracer,
         chat_template=chat_template,
         calibration=calibration,

@@ -55,6 +55,7 @@ def run(
     args: ServerArgs,
     prepared: Prepared,
     *,
+    root: str | None,
     default_params: Future[SamplingParams],
     tracer: "Tracer | None",
 ) -> int:
@@ -65,6 +66,7 @@ def run(
         names: Names of the model.
         args: Options of the server.
         prepared: The socket, and files read for the server.
+        root: Hub id of the model; None for files of this machine.
         default_params: Default sampling parameters, known once the engine is ready.
         tracer: Tracer of requests; None without traces.
 
@@ -78,6 +80,7 @@ def run(
         client,
         names,
         args,
+        root=root,
         default_params=default_params,
         tracer=tracer,
         chat_template=prepared.chat_template,

@@ -8,7 +8,7 @@ from pagedserve.collector import collector_paused
 from pagedserve.config import EngineArgs
 from pagedserve.engine.async_engine import AsyncLLMEngine
 from pagedserve.engine.client import ServedEngine
-from pagedserve.engine.defaults import default_sampling_params, server_defaults
+from pagedserve.engine.defaults import default_sampling_params, public_name, server_defaults
 from pagedserve.engine.llm_engine import LLMEngine
 from pagedserve.errors import extra_needed
 from pagedserve.sampling_params import SamplingParams
@@ -56,6 +56,7 @@ def serve(
         server_args.model_names(engine_args.model),
         server_args,
         prepared,
+        root=public_name(engine_args),
         default_params=default_params,
         tracer=tracer,
     )

@@ -151,13 +151,18 @@ def find_local(name: str, *, part: Part = "model", hub: HubOptions = _HERE) -> M
     if name == "smollm2":
         packaged = None if has_revision else _packaged_smollm2()
         return None if packaged is None else ModelSource(name, packaged)
-    is_path = name.startswith(("/", ".", "~")) or path.suffix == ".gguf"
-    if is_path or _misspelt(name):
+    names_path = name.startswith(("/", ".", "~")) or path.suffix == ".gguf"
+    if names_path or _misspelt(name):
         hint = _nearest(name)
         raise ModelLoadError(f"model {name!r}: no such file or directory{hint}; {ACCEPTED}")
     if not _HUB_ID.fullmatch(name):
         raise ModelLoadError(f"model {name!r}: neither a path nor a hub id; {ACCEPTED}")
     return None
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a model is a path of this machine, and no hub id or smollm2."""
+    return not _HUB_ID.fullmatch(name) or _exists(_path_of("model", name))
 
 
 def _nearest(name: str) -> str:

@@ -40,7 +40,7 @@ def _card(context: Context, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=context.created,
-        root=base if adapter is None else name,  # never a path
+        root=(context.root or base) if adapter is None else name,  # never a path
         parent=None if adapter is None else adapter.base_model_name or base,
         max_model_len=context.text.max_model_len,
         display_name=name,
