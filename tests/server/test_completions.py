@@ -94,6 +94,14 @@ def test_usage_in_streams(served: Served) -> None:
     assert (counts[0] >= 1, counts[-1]) == (True, 4)
 
 
+def test_usage_in_all_chunks_by_an_option_of_the_server(serve: Serve) -> None:
+    with serve(enable_force_include_usage=True) as served:
+        body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
+        *_, last = found = events(served.complete(**body))
+        assert all("usage" in event for event in found)
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 4)
+
+
 def test_all_log_probabilities(serve: Serve) -> None:
     with serve(chat_template=TEMPLATE) as served:
         (choice,) = served.complete(prompt=PROMPT, max_tokens=2, logprobs=-1).json()["choices"]

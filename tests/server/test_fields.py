@@ -268,6 +268,18 @@ def test_the_prompt_of_a_chat(serve: Serve) -> None:
         assert usage["completion_tokens"] == 4
 
 
+def test_variables_of_the_template_that_the_server_sets_by_default(serve: Serve) -> None:
+    with serve(chat_template=TEMPLATE, default_chat_template_kwargs={"mood": "!"}) as served:
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        for more, text in (
+            ({}, "u:Hi!|a:"),
+            ({"chat_template_kwargs": {"mood": "?"}}, "u:Hi?|a:"),
+            ({"chat_template_kwargs": {"other": 1}}, "u:Hi!|a:"),
+        ):
+            answer = served.http.post("/tokenize", json=body | more).json()
+            assert answer["tokens"] == encode(text), more
+
+
 @pytest.mark.parametrize(
     "name", ["tokenize", "chat_template", "add_generation_prompt", "padding", "messages", "self"]
 )

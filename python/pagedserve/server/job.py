@@ -27,6 +27,7 @@ from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.server.context import Context, Running
+from pagedserve.server.fields import StreamOptions
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
 from pagedserve.server.http.apis import error_event
 from pagedserve.server.http.errors import ServerError, server_error
@@ -380,9 +381,10 @@ class GenerationJob(TokenJob):
             f'data: {{"id":{json.dumps(self.answer_id)},"object":"{self.choices.chunk_kind}",'
             f'"created":{self.created},"model":{json.dumps(self.model)},"choices":['
         )
-        options = self.body.stream_options
-        has_usage = options is not None and options.include_usage
-        is_continuous = has_usage and options is not None and options.continuous_usage_stats
+        options = self.body.stream_options or StreamOptions()
+        is_forced = self.context.args.enable_force_include_usage
+        has_usage = is_forced or options.include_usage
+        is_continuous = is_forced or (has_usage and options.continuous_usage_stats)
         opened: set[int] = set()
         pace = Pace(self.body.stream_interval)
         usage: dict[str, object] = {}

@@ -5,11 +5,19 @@ import inspect
 import json
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import pagedserve.checks as checks
-from pagedserve.config.options import add_arguments, check_options, describe, option, parse_bytes
+from pagedserve.config.options import (
+    add_arguments,
+    check_options,
+    describe,
+    option,
+    parse_bytes,
+    parse_mapping,
+)
 from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.http.bounds import MAX_ID_CHARS
 from pagedserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
@@ -93,7 +101,8 @@ def _lora_module(name: str, value: object) -> str:
 _OF_ANSWERS: Final = frozenset(
     {
         *("served_model_name", "enable_prompt_tokens_details", "allow_unknown_fields"),
-        *("lora_modules", "chat_template", "response_role", "tool_call_parser"),
+        *("lora_modules", "chat_template", "default_chat_template_kwargs"),
+        *("response_role", "tool_call_parser"),
         *("reasoning_parser", "trust_request_chat_template"),
         *("tool_parser_plugin", "reasoning_parser_plugin", "generic_tool_calls", "close_schemas"),
     }
@@ -177,6 +186,13 @@ class ServerArgs:
         "Report in usage how many prompt tokens came from the prefix cache.",
         concern="server",
     )
+    enable_force_include_usage: bool = option(
+        False,
+        checks.flag,
+        "Report usage in every chunk of a stream, as with include_usage and continuous_usage_stats "
+        "in stream_options.",
+        concern="server",
+    )
     allow_unknown_fields: bool = option(
         False,
         checks.flag,
@@ -197,6 +213,15 @@ class ServerArgs:
         "File of a chat template, or its text.",
         concern="chat and tool calls",
         unset="the model's own",
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        checks.optional(checks.mapping),
+        'Variables of the chat template for requests that do not set them, as {"enable_thinking": '
+        "false}; JSON on the command line.",
+        concern="chat and tool calls",
+        unset="none",
+        parse=parse_mapping,
     )
     response_role: str = option(
         "assistant",

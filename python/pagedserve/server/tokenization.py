@@ -286,7 +286,10 @@ class Tokenization:
             chat_prompt,
             tokenizer,
             chat_template=body.chat_template or self.chat_template,
-            chat_template_kwargs=_variables_of(body),
+            chat_template_kwargs={
+                **(self.args.default_chat_template_kwargs or {}),
+                **_variables_of(body),
+            },
             images=images,
         )
         messages: Conversation = with_functions(body.messages or [])
@@ -330,10 +333,10 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
         return False
 
 
-def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any] | None:
-    """Further variables of the template; None if there are none."""
+def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """Further variables of the template that a request sets."""
+    given = body.chat_template_kwargs or {}
     if not isinstance(body, ChatBody):
-        return body.chat_template_kwargs
+        return given
     fields = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return given | (body.chat_template_kwargs or {}) or None
+    return {name: value for name, value in fields.items() if value is not None} | given
