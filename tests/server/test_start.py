@@ -37,6 +37,10 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(
         (["--ssl-certfile", "{}/notes"], "cannot use ssl_certfile {}/notes"),
         (["--ssl-keyfile", "{}/notes"], "ssl_keyfile or ssl_ca_certs is given without ssl_cert"),
         (["--ssl-cert-reqs", "3"], "ssl_cert_reqs is 3; it must be an integer, from 0 to 2"),
+        (
+            ["--ssl-certfile", "{}/cert.pem", "--ssl-keyfile", "{}/key.pem", "--ssl-ciphers", "X"],
+            "cannot use ssl_ciphers X",
+        ),
         (["--port", "65536"], "port is 65536; it must be an integer, from 0 to 65535"),
     ],
 )
@@ -47,6 +51,9 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     said: str,
 ) -> None:
     (tmp_path / "notes").write_text("no socket, no certificate")
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     given = [option.format(tmp_path) for option in options]
     assert main(["serve", "no-such-model", *given]) == 2
     assert said.format(tmp_path) in capsys.readouterr().err

@@ -364,6 +364,13 @@ class ServerArgs:
         "Client certificates: 0 is none, 1 optional, 2 required.",
         concern="TLS and CORS",
     )
+    ssl_ciphers: str | None = option(
+        None,
+        _PATH,
+        "Ciphers of TLS up to 1.2, in OpenSSL's format.",
+        concern="TLS and CORS",
+        unset="those of Python",
+    )
     allowed_origins: tuple[str, ...] = option(
         (),
         _TEXTS,

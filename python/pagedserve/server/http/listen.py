@@ -89,6 +89,9 @@ def _tls(args: ServerArgs) -> ssl.SSLContext | None:
     shown = "" if key is None else f" with ssl_keyfile {key}"
     with _refusing(f"cannot use ssl_certfile {certificate}{shown}"):
         tls.load_cert_chain(certificate, key, _no_password)
+    if args.ssl_ciphers is not None:
+        with _refusing(f"cannot use ssl_ciphers {args.ssl_ciphers}"):
+            tls.set_ciphers(args.ssl_ciphers)
     tls.verify_mode = ssl.VerifyMode(args.ssl_cert_reqs)
     if authorities is not None:
         with _refusing(f"cannot use ssl_ca_certs {authorities}"):
