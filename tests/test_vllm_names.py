@@ -126,7 +126,12 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
             "data_parallel_size is 2, which is not supported: pagedserve",
         ),
         ({"data_parallel_size": True}, "data_parallel_size is True"),
-        ({"trust_remote_code": True}, "trust_remote_code is True.*give False"),
+        ({"enable_sleep_mode": True}, "enable_sleep_mode is True.*give False"),
+        (
+            {"structured_outputs_config": {"disable_any_whitespace": True}},
+            "structured_outputs_config is .* not supported: structured_outputs of a request",
+        ),
+        ({"worker_cls": "my.Worker"}, "worker_cls is 'my.Worker'.*give 'auto'"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype is 'nvfp4'; it must be one of auto, int8"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
@@ -172,8 +177,8 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
     assert EngineArgs(**vars(namespace)) == EngineArgs("a", num_gpu_blocks=5)
     parser.print_help()
     assert "data-parallel-size" not in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="trust_remote_code is True"):
-        EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--trust-remote-code"]))
+    with pytest.raises(ConfigError, match="enable_sleep_mode is True"):
+        EngineArgs.from_cli_args(parser.parse_args(["--model", "a", "--enable-sleep-mode"]))
 
 
 @pytest.mark.parametrize(
@@ -184,12 +189,55 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
         "--disable-uvicorn-access-log --disable-frontend-multiprocessing",
         "--enable-server-load-tracking --enable-request-id-headers",
         "--no-return-tokens-as-token-ids --mm-encoder-tp-mode weights --skip-mm-profiling",
+        "--disable-fastapi-docs --disable-access-log-for-endpoints /health,/metrics",
+        "--cudagraph-capture-sizes 1 2 4 --max-cudagraph-capture-size 4 --kv-cache-metrics",
+        "--worker-cls auto --max-num-scheduled-tokens 512 --no-enable-expert-parallel",
+        '-cc {"mode":3,"fast":true} --attention-config {"backend":"FLASH_ATTN"}',
+        "--enable-log-outputs --sse-keep-alive-interval 5 --language-model-only",
     ],
 )
 def test_a_server_accepts_vllms_options(argv: str) -> None:
     given, _ = read_args(make_parser().parse_args(["serve", "a", *argv.split()]))
     plain, _ = read_args(make_parser().parse_args(["serve", "a"]))
     assert given == plain
+
+
+# Fields of vLLM's EngineArgs that steer its machinery.
+MACHINERY: dict[str, Any] = {
+    "compilation_config": {"cudagraph_mode": "PIECEWISE"},
+    "attention_config": {"backend": "FLASHINFER"},
+    "structured_outputs_config": {
+        "backend": "xgrammar",
+        "disable_fallback": True,
+        "disable_any_whitespace": False,
+    },
+    "cpu_offload_gb": 0.0,
+    "moe_backend": "auto",
+    "all2all_backend": "naive",
+    "safetensors_load_strategy": "lazy",
+    "offload_params": set(),
+    "spec_method": None,
+    "log_level": "info",
+    "disable_mm_preprocessor_cache": True,
+    "guided_decoding_disable_fallback": True,
+    "reasoning_parser": "",
+    "shutdown_timeout": 0,
+}
+
+
+def test_options_of_vllms_machinery_are_accepted() -> None:
+    assert EngineArgs("smollm2", **MACHINERY) == EngineArgs("smollm2")
+
+
+def test_options_that_a_user_may_expect_an_effect_of_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options: dict[str, Any] = {"enable_expert_parallel": True, "enable_eplb": False}
+    assert EngineArgs("smollm2", **options) == EngineArgs("smollm2")
+    (message,) = caplog.messages
+    assert message == (
+        "enable_expert_parallel is True, which has no effect: tensor_parallel_size splits each expert"
+    )
 
 
 def test_short_options_have_their_effect() -> None:
@@ -219,7 +267,8 @@ def test_reasons_name_what_exists_and_deny_nothing_that_is_supported() -> None:
     known = {field.name for field in (*fields(EngineArgs), *fields(ServerArgs))}
     known |= {field.name for field in fields(SamplingParams)}
     known |= {"stream_interval", "return_tokens_as_token_ids"}  # fields of requests
-    reasons = {reason for _, reason in ABSENT_OPTIONS.values()} | set(ABSENT_METHODS.values())
+    reasons = {absent.reason for absent in ABSENT_OPTIONS.values()}
+    reasons |= {*ABSENT_METHODS.values(), *HINTS.values()}
     for reason in reasons:
         named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", reason))
         assert named <= known, reason
