@@ -232,11 +232,11 @@ def test_options_of_vllms_machinery_are_accepted() -> None:
 def test_options_that_a_user_may_expect_an_effect_of_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options: dict[str, Any] = {"enable_expert_parallel": True, "enable_eplb": False}
+    options: dict[str, Any] = {"trust_remote_code": True, "enable_expert_parallel": False}
     assert EngineArgs("smollm2", **options) == EngineArgs("smollm2")
     (message,) = caplog.messages
     assert message == (
-        "enable_expert_parallel is True, which has no effect: tensor_parallel_size splits each expert"
+        "trust_remote_code is True, which has no effect: code of a model's repository is never run"
     )
 
 

@@ -93,7 +93,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent(
         "node_rank", (0, None), "give distributed_executor_backend='ray' for several machines"
     ),
-    **_absent("trust_remote_code", (False, None), "code of a model's repository is never run"),
     **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
     **_absent(
         "tokenizer_mode",
@@ -304,6 +303,7 @@ ABSENT_METHODS: Final = {
 
 # Options without effect here, with the reason that a log line gives.
 _NOTED_FLAGS: Final = {
+    "trust_remote_code": "code of a model's repository is never run",
     **dict.fromkeys(
         ("enable_expert_parallel", "enable_eplb"), "tensor_parallel_size splits each expert"
     ),
