@@ -131,6 +131,7 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
             {"structured_outputs_config": {"disable_any_whitespace": True}},
             "structured_outputs_config is .* not supported: structured_outputs of a request",
         ),
+        ({"task": "reward"}, "task is 'reward', which is not supported: give runner"),
         ({"worker_cls": "my.Worker"}, "worker_cls is 'my.Worker'.*give 'auto'"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype is 'nvfp4'; it must be one of auto, int8"),
         ({"enable_prompt_adapter": True}, "enable_prompt_adapter is True.*adapters are LoRA's"),
@@ -159,6 +160,15 @@ def test_other_names_of_the_same_option() -> None:
     named = EngineArgs("smollm2", num_gpu_blocks=5, kv_cache_memory=7)
     options: dict[str, Any] = {"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": 7}
     assert EngineArgs("smollm2", **options) == named
+
+
+@pytest.mark.parametrize("task", ["embed", "embedding", "classify", "score"])
+def test_a_task_of_pooling_is_a_runner(task: str) -> None:
+    options: dict[str, Any] = {"task": task}
+    pooling = EngineArgs("a", runner="pooling")
+    assert EngineArgs("a", **options) == EngineArgs("a", runner="pooling", **options) == pooling
+    with pytest.raises(ConfigError, match="task and runner are the same option"):
+        EngineArgs("a", runner="generate", **options)
 
 
 def test_no_name_means_two_things() -> None:

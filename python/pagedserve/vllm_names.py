@@ -28,6 +28,9 @@ ALIASES: Final = {
     "kv_cache_memory_bytes": "kv_cache_memory",
 }
 
+# Values of vLLM's former option ``task`` that are ``runner="pooling"``.
+_POOLING_TASKS: Final = ("embed", "embedding", "classify", "score")
+
 # vLLM's short options -> names, ours or vLLM's.
 _SHORT: Final = {
     "-tp": "tensor_parallel_size",
@@ -521,11 +524,11 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
             value that is not neutral.
     """
     options: dict[str, Any] = {}
-    for name, value in given.items():
-        own_name = ALIASES.get(name, name)
+    for name, named in given.items():
+        own_name, value = _own_option(name, named)
         if own_name != name and value is None:
             continue
-        if options.get(own_name) is not None:
+        if options.get(own_name) not in (None, value):
             raise ConfigError(f"{name} and {own_name} are the same option: give one of them")
         if own_name in own:
             options[own_name] = value
@@ -536,6 +539,13 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
         elif value and HINTS[name]:
             logger.warning("%s is %r, which has no effect: %s", name, value, HINTS[name])
     return options
+
+
+def _own_option(name: str, value: object) -> tuple[str, object]:
+    """Name and value here of an option by our name or vLLM's."""
+    if name == "task" and value in _POOLING_TASKS:
+        return "runner", "pooling"
+    return ALIASES.get(name, name), value
 
 
 def refuse_arguments(given: Mapping[str, object]) -> None:
