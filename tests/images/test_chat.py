@@ -228,6 +228,13 @@ def test_detail_has_no_effect(detail: str | None) -> None:
     assert image_of_part(given) == plain
 
 
+def test_vllms_name_of_a_pillow_image() -> None:
+    image = picture(1)
+    assert image_of_part({"type": "image_pil", "image_pil": image}) is image
+    with pytest.raises(RequestError, match="must have an image of Pillow in 'image_pil'"):
+        image_of_part({"type": "image_pil", "image": image})
+
+
 def test_what_an_image_cannot_have_is_refused_by_name(served: tuple[Served, Family]) -> None:
     server, made = served
     url = data_url(picture(1))

@@ -229,6 +229,12 @@ def test_what_goes_with_text_alone_is_refused_with_images(family: MakeFamily) ->
         EngineArgs(model="m", limit_mm_per_prompt={"video": 1})
 
 
+def test_names_of_cached_images_have_no_effect() -> None:
+    prompt: Any = {"prompt": "w1 <image>", "multi_modal_data": {"image": picture(1)}}
+    named = prompt | {"multi_modal_uuids": {"image": "cat"}}
+    assert parse_prompt(named, "the prompt") == parse_prompt(prompt, "the prompt")
+
+
 def test_a_model_of_text_refuses_images_by_name(tmp_path: Path) -> None:
     llm = LLM(str(save_tiny_llama(tmp_path)), num_gpu_blocks=8, use_tqdm_on_load=False)
     prompt: Any = {"prompt": "w1", "multi_modal_data": {"image": picture(1)}}

@@ -14,11 +14,13 @@ MAX_IMAGES: Final = 16
 def _limit_of_images(name: str, value: object) -> dict[str, int]:
     """Check an option: a mapping of ``image`` to the maximum number of images per prompt.
 
-    That of videos, which no model accepts, may be 0.
+    That of audio, of which a prompt has one at most, has no effect; that of other kinds, which no
+    model accepts, may be 0.
     """
     limits = checks.mapping(name, value)
-    if set(limits) - {"image", "video"} or limits.get("video", 0) != 0:
-        checks.refuse(name, value, 'a mapping like {"image": 4}, in which "video" may be 0')
+    if any(limits[kind] != 0 for kind in set(limits) - {"image", "audio"}):
+        accepted = 'a mapping like {"image": 4}, in which "audio" has no effect and others may be 0'
+        checks.refuse(name, value, accepted)
     return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 
 

@@ -17,7 +17,7 @@ Message: TypeAlias = Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Message]
 
 # Types of content parts that are an image.
-_IMAGES: Final = ("image_url", "image")
+_IMAGES: Final = ("image_url", "image", "image_pil")
 # Arguments of the renderer that it passes to the template unchanged.
 _VARIABLES: Final = frozenset({"documents"})
 # Names that it passes to the template itself.
@@ -75,7 +75,7 @@ def chat_prompt(
         conversation: Messages with "role" and "content", which is text or a list of parts
             ``{"type": "text", "text": "..."}``, ``{"type": "image_url", "image_url": {"url":
             "data:image/png;base64,..."}}`` or ``{"type": "image", "image": ...}`` with a Pillow
-            image.
+            image; vLLM's name of ``image`` is ``image_pil``.
         chat_template: Template to use instead of the model's.
         add_generation_prompt: Append the prompt that starts the assistant's reply.
         continue_final_message: Leave the last message open, so that generation continues it.

@@ -179,13 +179,16 @@ def images_of_parts(parts: Sequence[Mapping[str, Any]]) -> "list[GivenImage]":
 def image_of_part(part: Mapping[str, Any]) -> "GivenImage":
     """Return the image of a content part: ``image_url`` with a data URL, or ``image`` of Pillow.
 
+    vLLM's name of ``image`` is ``image_pil``.
+
     Raises:
         RequestError: The part has no valid image.
     """
-    if part["type"] == "image":
-        if isinstance(part.get("image"), list | tuple | None):
-            raise RequestError("a part of type 'image' must have an image of Pillow in 'image'")
-        (image,) = images_of(part["image"], "a message")
+    kind = part["type"]
+    if kind != "image_url":
+        if isinstance(part.get(kind), list | tuple | None):
+            raise RequestError(f"a part of type {kind!r} must have an image of Pillow in {kind!r}")
+        (image,) = images_of(part[kind], "a message")
         return image
     given = part.get("image_url")
     detail = given.get("detail") if isinstance(given, Mapping) else None

@@ -29,6 +29,7 @@ class TextPrompt(TypedDict):
         multi_modal_data: ``{"image": ...}``, one Pillow image or a list; the text has the model's
             image token for each.  ``{"audio": (samples, sampling_rate)}`` is the input of an
             encoder, and the text is the decoder's.
+        multi_modal_uuids: vLLM's names of cached images, without effect.
         speech_task: Task for audio whose language is detected; None is "transcribe".
     """
 
@@ -36,6 +37,7 @@ class TextPrompt(TypedDict):
     text_pair: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
     speech_task: NotRequired[SpeechTask]
 
 
@@ -47,6 +49,7 @@ class TokensPrompt(TypedDict):
         prompt: Text of the tokens, used only in the output.
         cache_salt: As in ``TextPrompt``.
         multi_modal_data: As in ``TextPrompt``; the ids have one image token for each image.
+        multi_modal_uuids: As in ``TextPrompt``.
         speech_task: As in ``TextPrompt``.
     """
 
@@ -54,6 +57,7 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
     speech_task: NotRequired[SpeechTask]
 
 
@@ -388,10 +392,10 @@ _KEYS = (
     "text_pair",
     "cache_salt",
     "multi_modal_data",
+    "multi_modal_uuids",
     "speech_task",
 )
 _ABSENT_KEYS = (
-    "multi_modal_uuids",
     "mm_processor_kwargs",
     "prompt_embeds",
     "token_type_ids",
