@@ -179,6 +179,19 @@ def test_scores_are_cosines(embedding: Served, offline: LLM) -> None:
     assert (first, second) == pytest.approx((last, third), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
+def test_vllms_names_of_the_scored_texts(embedding: Served, first: str, second: str) -> None:
+    plain = embedding.http.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS}).json()
+    answer = embedding.http.post("/score", json={first: TEXTS[0], second: TEXTS})
+    assert [item["score"] for item in answer.json()["data"]] == pytest.approx(
+        [item["score"] for item in plain["data"]], abs=1e-6
+    )
+    twice = {first: TEXTS[0], "text_1": TEXTS[1], second: TEXTS}
+    assert embedding.http.post("/score", json=twice).status_code == 400
+
+
 def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
     query = "animals at rest"
     wanted = [score.outputs.score for score in offline.score(query, TEXTS, use_tqdm=False)]

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pagedserve.server.fields import NullsLeftOut, Prompts
 from pagedserve.server.protocol import ABSENT, TextBody, UsageInfo
@@ -37,12 +37,14 @@ class ClassificationBody(TextBody):
 
 
 class ScoreBody(TextBody):
-    """``POST /score``."""
+    """``POST /score``; vLLM has several names of each field."""
 
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {"encoding_format": ("float",)}
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | list[str] = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
+    text_2: str | list[str] = Field(
+        validation_alias=AliasChoices("text_2", "documents", "items", "data_2")
+    )
 
 
 class Document(NullsLeftOut):
