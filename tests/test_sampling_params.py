@@ -197,7 +197,7 @@ IDS = "a list of token ids"
         ("n", 2**31, "from 1 to 2147483647"),
         ("best_of", 2**31, "from 1 to 2147483647, or None for n"),
         ("logprobs", -2, "an integer, at least 0, -1 for the whole vocabulary, or None"),
-        ("logprobs", True, "an integer, at least 0, -1 for the whole vocabulary, or None"),
+        ("logprobs", False, "an integer, at least 0, -1 for the whole vocabulary, or None"),
         ("prompt_logprobs", -2, "an integer, at least 0, -1 for the whole vocabulary, or None"),
         ("prompt_logprobs", 1.0, "an integer, at least 0, -1 for the whole vocabulary, or None"),
         ("detokenize", 0, TRUTH),
@@ -289,6 +289,17 @@ def test_a_beam_search_says_which_temperature_it_takes() -> None:
 )
 def test_what_does_not_contradict_is_taken(harmless: dict[str, Any]) -> None:
     SamplingParams(**harmless)
+
+
+def test_log_probabilities_that_are_true_are_of_one_token() -> None:
+    params = SamplingParams(logprobs=True, prompt_logprobs=True)
+    assert (params.logprobs, params.prompt_logprobs) == (1, 1)
+    assert type(params.logprobs) is int
+
+
+def test_how_vllm_copies_parameters_has_no_effect() -> None:
+    options: dict[str, Any] = {"skip_clone": True}
+    assert SamplingParams(**options) == SamplingParams()
 
 
 @pytest.mark.parametrize("name", ["extra_args", "flat_logprobs"])

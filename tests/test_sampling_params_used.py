@@ -105,17 +105,22 @@ def test_a_constraint_under_two_names_must_be_the_same() -> None:
 
 
 def test_options_of_a_constraint_that_are_off_say_nothing() -> None:
-    given = StructuredOutputsParams(choice=["a"], disable_fallback=False)
+    given = StructuredOutputsParams(choice=["a"], structural_tag=None)
     assert given == StructuredOutputsParams(choice=["a"])
-    with pytest.raises(RequestError, match="has disable_fallback; it is not supported here"):
-        StructuredOutputsParams(choice=["a"], disable_fallback=True)
+    with pytest.raises(RequestError, match="has structural_tag; it is not supported here"):
+        StructuredOutputsParams(choice=["a"], structural_tag="{}")
+
+
+def test_options_of_a_backend_have_no_effect() -> None:
+    given = StructuredOutputsParams(choice=["a"], backend="xgrammar", disable_fallback=True)
+    assert given == StructuredOutputsParams(choice=["a"])
 
 
 def test_beam_search_params_are_a_search_without_an_early_end() -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.5).sampling_params()
     assert (params.n, params.max_tokens, params.length_penalty) == (3, 5, 0.5)
     assert (params.use_beam_search, params.early_stopping) == (True, "never")
-    single = BeamSearchParams(beam_width=1, max_tokens=5).sampling_params()
+    single = BeamSearchParams(1, 5).sampling_params()
     assert (single.use_beam_search, single.temperature, single.logprobs) == (False, 0, 0)
     for width in (1, 3):
         hot = BeamSearchParams(beam_width=width, max_tokens=5, temperature=0.5)

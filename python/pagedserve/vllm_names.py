@@ -264,7 +264,7 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
     "stream_interval": (None, 1),
     "repetition_detection": (None,),
     "flat_logprobs": (False, None),
-    "skip_clone": (False, None),
+    "skip_clone": (False, None, True),
     "skip_reading_prefix_cache": (False, None),
 }
 

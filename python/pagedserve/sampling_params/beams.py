@@ -7,7 +7,7 @@ import pagedserve.checks as checks
 from pagedserve.sampling_params.params import SamplingParams
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class BeamSearchParams:
     """Parameters of ``LLM.beam_search``.
 

@@ -26,7 +26,7 @@ _DIGITS: Final = re.compile("[0-9]{1,18}")
 TOKEN_ID: Final = checks.integer("at least 0", low=0)
 PENALTY: Final = checks.real("from -2 to 2", low=-2, high=2)
 FACTOR: Final = checks.real("a number from 1e-30 to 1e30", low=1 / _LARGE, high=_LARGE)
-NUM_LOGPROBS: Final = checks.optional(
+_NUM_LOGPROBS: Final = checks.optional(
     checks.integer("at least 0, -1 for the whole vocabulary, or None", low=-1)
 )
 
@@ -34,6 +34,11 @@ NUM_LOGPROBS: Final = checks.optional(
 def count(low: int, otherwise: str = "") -> checks.Check[int]:
     """A number of tokens or sequences, at least ``low``; the error adds ``otherwise``."""
     return checks.integer(f"from {low} to {_MAX_COUNT}{otherwise}", low=low, high=_MAX_COUNT)
+
+
+def num_logprobs(name: str, value: object) -> int | None:
+    """A number of most likely tokens, -1 for the whole vocabulary, or None; True is 1."""
+    return _NUM_LOGPROBS(name, 1 if value is True else value)
 
 
 def temperature(name: str, value: object) -> float:

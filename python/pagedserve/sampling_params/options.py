@@ -193,7 +193,7 @@ class SamplingOptions:
     )
     logprobs: OptionalInteger = parameter(
         None,
-        own_checks.NUM_LOGPROBS,
+        own_checks.num_logprobs,
         "Number of most likely tokens to return with the log-probability of each new token; -1 is "
         "the whole vocabulary.",
         concern="log-probabilities",
@@ -203,7 +203,7 @@ class SamplingOptions:
     )
     prompt_logprobs: OptionalInteger = parameter(
         None,
-        own_checks.NUM_LOGPROBS,
+        own_checks.num_logprobs,
         "Number of most likely tokens to return with the log-probability of each prompt token. "
         "With max_tokens 1 the prompt may have max_model_len tokens, since the new token is not "
         "computed further.",

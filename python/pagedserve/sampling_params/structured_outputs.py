@@ -72,10 +72,11 @@ class StructuredOutputsParams:
         disable_any_whitespace: bool = False,
         disable_additional_properties: bool = False,
         backend: str | None = None,
+        disable_fallback: bool | None = None,
         given_as: str = _PARAM,
         **later: object,
     ) -> None:
-        del backend  # vLLM has several, this engine one
+        del backend, disable_fallback  # vLLM has several backends, this engine one
         object.__setattr__(self, "given_as", given_as)
         for name, value in later.items():
             if value is not None and value is not False:  # off, as vLLM's defaults
