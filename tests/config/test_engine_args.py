@@ -10,7 +10,7 @@ import torch
 
 from pagedserve import LLM, CacheConfig, EngineArgs, SchedulerConfig
 from pagedserve.config.engine_options import EngineOptions
-from pagedserve.config.options import Concern, flag_of, options_of, parse_bytes
+from pagedserve.config.options import Concern, flag_of, options_of, parse_bytes, parse_integer
 from pagedserve.config.speculative import SpeculativeConfig
 from pagedserve.deploy.options import DeployArgs
 from pagedserve.errors import ConfigError
@@ -293,6 +293,21 @@ def test_help_has_one_group_for_each_concern() -> None:
     assert logging.index("--decision-log ") < logging.index("--log-format ") < len(logging)
     assert {*concerns, *(known.concern for known in PARAMETERS.values())} == {*get_args(Concern)}
     assert all(known.text.endswith(".") for _, known in all_options)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("-1", -1)]
+)
+def test_integers_have_units(text: str, number: int) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    namespace = parser.parse_args(["--model", "smollm2", f"--seed={text}"])
+    assert namespace.seed == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "4kk", "1.5", "4kK", "nank", "many", f"{'9' * 400}G"])
+def test_other_texts_are_no_integers(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="invalid int value"):
+        parse_integer(text)
 
 
 def test_a_parsers_own_defaults_are_obeyed() -> None:

@@ -71,6 +71,21 @@ def parse_bytes(text: str) -> int:
     return int(num_bytes)
 
 
+def parse_integer(text: str) -> int:
+    """Parse an integer: "4096", "4k" (4000), "4K" (4096) or "25.6k".
+
+    Raises:
+        argparse.ArgumentTypeError: Another form.
+    """
+    number = text.rstrip("kmgtKMGT")
+    unit = text[len(number) :]
+    try:
+        factor = _UNITS[f"{unit.lower()}i" if unit.isupper() else unit]
+        return int(float(number) * factor) if unit else int(text)
+    except (KeyError, OverflowError, ValueError):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+
+
 def parse_mapping(text: str) -> dict[str, Any]:
     """Parse a JSON object.
 
@@ -231,7 +246,7 @@ def argument_of(kind: Any, known: Option) -> dict[str, Any]:
         return {"choices": [*get_args(plain), *further]}
     if get_origin(plain) is tuple:
         return {"type": get_args(plain)[0], "nargs": "+", "action": "extend"}
-    return {"type": known.parse or plain}
+    return {"type": known.parse or (parse_integer if plain is int else plain)}
 
 
 def union_members(kind: Any) -> tuple[Any, ...]:
