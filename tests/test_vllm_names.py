@@ -194,7 +194,7 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     "argv",
     [
-        "-tp 1 -pp 1 -dp 1 -O2",
+        "-tp 1 -pp 1 -dp 1 -O2 -ep",
         "--chat-template-content-format auto --api-server-count 1",
         "--disable-uvicorn-access-log --disable-frontend-multiprocessing",
         "--enable-server-load-tracking --enable-request-id-headers",
@@ -248,6 +248,15 @@ def test_options_that_a_user_may_expect_an_effect_of_are_logged(
     assert message == (
         "trust_remote_code is True, which has no effect: code of a model's repository is never run"
     )
+
+
+def test_options_of_a_script_replace_hidden_ones() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node-rank", type=str)
+    EngineArgs.add_cli_args(parser)
+    parser.add_argument("--log-level", type=str)
+    given = parser.parse_args(["--model", "a", "--node-rank", "0", "--log-level", "5"])
+    assert (given.node_rank, given.log_level) == ("0", "5")
 
 
 def test_short_options_have_their_effect() -> None:

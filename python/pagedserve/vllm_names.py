@@ -608,18 +608,28 @@ def takes_vllm_names(arguments: type[T]) -> type[T]:
 
 
 def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:
-    """Accept vLLM's names on a command line, hidden; not given, they are not in the namespace."""
-    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name in sorted({*ALIASES, *ABSENT_OPTIONS, *HINTS}):
-        is_off = name in ABSENT_OPTIONS and ABSENT_OPTIONS[name].neutral[0] is False
-        kind: dict[str, Any] = {"type": _literal, "nargs": "?", "const": True}
-        if is_off or name in _HINT_FLAGS or name in _NOTED_FLAGS:
-            kind = {"action": argparse.BooleanOptionalAction}
-        elif name in _HINT_LISTS:
-            kind = {"type": _literal, "nargs": "+"}
-        parser.add_argument(f"--{name.replace('_', '-')}", **hidden, **kind)
-    for flag, name in _SHORT.items():
-        parser.add_argument(flag, dest=name, type=_literal, **hidden)
+    """Accept vLLM's names on a command line, hidden; not given, they are not in the namespace.
+
+    Options of a script by the same names, added before or later, replace them.
+    """
+    flags = {f"--{name.replace('_', '-')}": name for name in (*ALIASES, *ABSENT_OPTIONS, *HINTS)}
+    own = parser._option_string_actions.keys()  # noqa: SLF001  # argparse has no other names
+    for flag, name in sorted((flags | _SHORT).items()):
+        if flag not in own:
+            hidden = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            parser.add_argument(flag, **hidden, **_kind_of(name))
+    for container in (parser, parser._optionals):  # noqa: SLF001  # as above
+        container.conflict_handler = "resolve"
+
+
+def _kind_of(name: str) -> dict[str, Any]:
+    """How ``add_argument`` reads a hidden option."""
+    is_off = name in ABSENT_OPTIONS and ABSENT_OPTIONS[name].neutral[0] is False
+    if is_off or name in _HINT_FLAGS or name in _NOTED_FLAGS:
+        return {"action": argparse.BooleanOptionalAction}
+    if name in _HINT_LISTS:
+        return {"type": _literal, "nargs": "+"}
+    return {"type": _literal, "nargs": "?", "const": True}
 
 
 def _literal(text: str) -> object:
