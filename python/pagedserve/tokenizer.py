@@ -37,10 +37,6 @@ class Tokenizer(TextTokenizer, Protocol):
         """Chat template, or templates by name; None if the model has none."""
 
     @property
-    def special_tokens_map(self) -> Mapping[str, Any]:
-        """Texts of named tokens such as ``bos_token``."""
-
-    @property
     def eos_token_id(self) -> Any:
         """Token that ends a text; None without one."""
 

@@ -616,7 +616,11 @@ def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser._option_string_actions.keys()  # noqa: SLF001  # argparse has no other names
     for flag, name in sorted((flags | _SHORT).items()):
         if flag not in own:
-            hidden = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            hidden: dict[str, Any] = {
+                "dest": name,
+                "default": argparse.SUPPRESS,
+                "help": argparse.SUPPRESS,
+            }
             parser.add_argument(flag, **hidden, **_kind_of(name))
     for container in (parser, parser._optionals):  # noqa: SLF001  # as above
         container.conflict_handler = "resolve"

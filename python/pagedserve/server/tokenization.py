@@ -115,12 +115,14 @@ class Tokenization:
             "tokenizer_class": type(tokenizer).__name__,
             "model_max_length": self.max_model_len,
             "added_tokens_decoder": {token_id: token.content for token_id, token in added},
-            "chat_template": self._template(None),
+            "chat_template": self.shown_template or None,
         }
-        return TokenizerInfo.model_validate({**tokenizer.special_tokens_map, **fields})
+        # Tokenizers of users may lack them.
+        named = getattr(tokenizer, "special_tokens_map", {})
+        return TokenizerInfo.model_validate({**named, **fields})
 
-    def _template(self, given: str | None) -> str | None:
-        """The chat template of a request, which may have given its own."""
+    def _template(self, given: str | None) -> str | dict[str, str] | None:
+        """The chat template of a request, which may have given its own; several by name."""
         return given or self.chat_template or self.client.tokenizer.chat_template
 
     def _tool_format(self, given: str | None) -> ToolFormat | None:

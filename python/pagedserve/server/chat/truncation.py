@@ -59,12 +59,12 @@ def messages_within(
 
     def fits(num_dropped: int) -> bool:
         kept = without_turns(messages, num_dropped)
-        return num_rendered(rest | {"messages": kept}) <= max_num_chars
+        return num_rendered({**rest, "messages": kept}) <= max_num_chars
 
     if drops_turns:
         numbers = range(num_turns(messages) - 1)
         messages = without_turns(messages, bisect_left(numbers, True, key=fits))
-    check_texts(rest | {"messages": messages}, max_num_chars)
+    check_texts({**rest, "messages": messages}, max_num_chars)
     return messages
 
 
