@@ -119,6 +119,16 @@ def test_messages(messages: list[Any], wanted: list[Any]) -> None:
     assert chat(messages, system=[text("s")]).messages == [system, *wanted]
 
 
+def test_the_billing_header_of_claude_code_is_left_out() -> None:
+    """Its hash differs in each request, and the prompt must not."""
+    header = "x-anthropic-billing-header: cc_version=2; cc_entrypoint=cli; cch=eb6c6;"
+    said = [{"role": "user", "content": "a"}]
+    for system in ([text(header), text("s")], f"{header}\n\ns"):
+        assert chat(said, system=system).messages == chat(said, system="s").messages
+    assert chat(said, system=header).messages == said
+    assert chat(said, system=f"s {header}").messages[0]["content"] == f"s {header}"
+
+
 @pytest.mark.parametrize("name", ["", "f" * 300])
 def test_any_name_of_a_call_is_accepted(name: str) -> None:
     """The model made it up, so no bound of the names of tools holds for it."""

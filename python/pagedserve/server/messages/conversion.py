@@ -1,5 +1,6 @@
 """Requests of the Messages API, converted to chats."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import Any, Final
@@ -24,6 +25,8 @@ from pagedserve.server.tools.fields import Function, FunctionTool, NamedFunction
 
 # Start of the result of a tool that failed: templates have no field for it.
 _ERROR: Final = "Error:"
+# First line of Claude Code's system prompt; its hash differs in each request.
+_BILLING: Final = re.compile(r"x-anthropic-billing-header.*\n*")
 # What errors name instead of fields and values of a chat.
 NAMES: Final = {
     "response_format": "output_config.format",
@@ -120,8 +123,8 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
 
 def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
     """Messages of the chat; consecutive ones of a role are one turn, as in the Messages API."""
-    if body.system:
-        yield {"role": "system", "content": _content_of(body.system)}
+    if system := _without_billing(body.system):
+        yield {"role": "system", "content": _content_of(system)}
     names = {
         block.id: block.name
         for message in body.messages
@@ -142,6 +145,18 @@ def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
             yield from _user_messages(blocks, names)
         else:
             yield {"role": role, "content": _content_of(blocks)}
+
+
+def _without_billing(blocks: Sequence[TextBlock]) -> list[TextBlock]:
+    """Leave out the billing header, which would keep the prefix cache from what follows it."""
+    kept: list[TextBlock] = []
+    for block in blocks:
+        header = _BILLING.match(block.text)
+        if header is None:
+            kept.append(block)
+        elif rest := block.text[header.end() :]:
+            kept.append(TextBlock(type="text", text=rest))
+    return kept
 
 
 def _without_old_thinking(
