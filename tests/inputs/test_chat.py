@@ -5,11 +5,13 @@ from typing import Any
 
 import openai.types.chat as openai_chat
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pagedserve import RequestError
 from pagedserve.inputs.chat import chat_prompt, conversations_of
+from pagedserve.inputs.images import ImageRules
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }} {{ message.content }} . {% endfor %}"
@@ -23,7 +25,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     """Words are tokens, and whoever asks for special tokens gets one in front."""
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}))
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", chat_template=TEMPLATE)
 
@@ -59,6 +62,96 @@ def test_a_developer_is_the_system_unless_the_template_names_the_role(
     template = f"{{{{ messages[0].content if messages[0].role == '{role}' }}}}"
     messages = [{"role": "developer", "content": "hello"}, *HELLO]
     assert words(chat_prompt(tokenizer, messages, chat_template=template)) == "hello"
+
+
+# Templates that do not show a system message after the start.
+AT_THE_START = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system at the start') }}{% endif %}"
+    "{{ m.role }} {{ m.content }} . {% endfor %}"
+)
+ALTERNATING = (
+    "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in rest | selectattr('role', 'ne', 'tool') %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles alternate') }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ m.role }} {{ m.content }} . {% endfor %}"
+)
+OMITTING = (
+    "{% for m in messages if m.role != 'system' or loop.first %}"
+    "{{ m.role }} {{ m.content }} . {% endfor %}"
+)
+
+
+def said(spoken: str) -> list[dict[str, str]]:
+    """Messages of roles in short, as ``u:a``."""
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    pairs = (each.split(":") for each in spoken.split())
+    return [{"role": roles[role], "content": text} for role, text in pairs]
+
+
+@pytest.mark.parametrize("template", [AT_THE_START, ALTERNATING])
+@pytest.mark.parametrize(
+    ("spoken", "shown"),
+    [
+        ("s:a u:b", "system a . user b . "),
+        ("s:a s:b u:c", "system a\n\nb . user c . "),
+        ("u:a s:b", "user a\n\nb . "),
+        ("u:a s:b u:c a:d s:e", "user a\n\nb\n\nc . assistant d . user e . "),
+        ("u:a a:b s:c s:d u:e", "user a . assistant b . user c\n\nd\n\ne . "),
+        ("u:a a:b t:c s:d", "user a . assistant b . tool c\n\nd . "),
+        ("u:a a:b t:c s:d u:e", "user a . assistant b . tool c\n\nd . user e . "),
+    ],
+)
+def test_a_late_system_message_is_joined_to_others_where_the_template_refuses_it(
+    tokenizer: PreTrainedTokenizerFast, template: str, spoken: str, shown: str
+) -> None:
+    prompt = chat_prompt(tokenizer, said(spoken), chat_template=template)
+    assert prompt.get("prompt") == shown
+
+
+def test_a_late_system_message_leaves_the_prefix_before_it(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    messages = said("s:a u:b s:c a:d t:e s:f a:g s:h u:i a:j")
+    whole = chat_prompt(tokenizer, messages, chat_template=AT_THE_START).get("prompt")
+    for end in (3, 6, 9):  # where the assistant's turn begins
+        turn = chat_prompt(tokenizer, messages[:end], chat_template=AT_THE_START).get("prompt")
+        assert str(whole).startswith(str(turn))
+
+
+def test_a_late_system_message_that_the_template_would_omit_is_joined_to_others(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    prompt = chat_prompt(tokenizer, said("u:a s:b"), chat_template=OMITTING)
+    assert prompt.get("prompt") == "user a\n\nb . "
+
+
+def test_a_late_system_message_joins_parts(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    )
+    images = ImageRules(token="<image>", most=1)
+    image = {"type": "image", "image": Image.new("RGB", (2, 2))}
+    seen: Any = [{"role": "user", "content": [{"type": "text", "text": "a"}, image]}]
+    for messages, shown in ((said("u:a s:b"), "[a\n\nb]"), ([*seen, *said("s:b")], "[a][][b]")):
+        prompt = chat_prompt(tokenizer, messages, chat_template=template, images=images)
+        assert prompt.get("prompt") == shown
+
+
+def test_a_late_system_message_stays_where_the_template_shows_it(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    template = "{{ raise_exception('quiet') if not loud }}" + TEMPLATE
+    prompt = chat_prompt(
+        tokenizer,
+        said("u:a s:b u:c a:d s:e u:f"),
+        chat_template=template,
+        chat_template_kwargs={"loud": True},
+    )
+    wanted = "user a . system b . user c . assistant d . system e . user f . loud assistant"
+    assert prompt.get("prompt") == wanted
 
 
 def test_what_the_template_takes_is_handed_to_it(tokenizer: PreTrainedTokenizerFast) -> None:

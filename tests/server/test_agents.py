@@ -16,7 +16,7 @@ from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import chat_params
 from pagedserve.server.tools.formats import TOOL_FORMATS
-from tests.server.conftest import TEMPLATE, Served
+from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.server.test_generic_tools import may_be_written, written
 from tests.server.test_tool_schemas import VOCABULARY
 from tests.support.formula import FormulaModel
@@ -185,3 +185,30 @@ def test_tools_and_a_format_of_the_text_together(client: openai.OpenAI) -> None:
         texts = [call.function.arguments for call in calls] or [choice.message.content]
         for text in texts:
             assert json.loads(text)["name"] in CITY["properties"]["name"]["enum"]
+
+
+def test_instructions_between_turns_are_served_where_the_template_refuses_them(
+    serve: Serve,
+) -> None:
+    """As Claude Code, Codex and other agents send them, each by its API."""
+    late_roles = "messages[1:] | map(attribute='role')"
+    refusal = f"{{{{ raise_exception('no') if 'system' in {late_roles} | list }}}}"
+    late = [{"role": "user", "content": "hello"}, {"role": "system", "content": "be brief"}]
+    with serve(chat_template=refusal + TEMPLATE) as served:
+
+        def answer(route: str, **fields: Any) -> Any:
+            body = {"model": "formula", "temperature": 0} | fields
+            answered = served.http.post(route, json=body)
+            assert answered.status_code == 200, answered.text
+            return answered.json()
+
+        def chat(messages: list[Any]) -> Any:
+            answered = answer("/v1/chat/completions", messages=messages, max_tokens=8)
+            return answered["choices"][0]["message"]["content"]
+
+        text = chat([{"role": "user", "content": "hello\n\nbe brief"}])
+        assert chat(late) == text
+        message = answer("/v1/messages", messages=late, max_tokens=8)
+        assert message["content"][0]["text"] == text
+        response = answer("/v1/responses", input=late, max_output_tokens=8)
+        assert response["output"][0]["content"][0]["text"] == text

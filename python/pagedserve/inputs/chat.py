@@ -5,6 +5,7 @@ import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -94,25 +95,19 @@ def chat_prompt(
             "add_generation_prompt and continue_final_message are both True: a last message that "
             "is continued is followed by no other; give add_generation_prompt=False"
         )
-    with extra_needed("a chat template", "cpu"):
-        from pagedserve.inputs.templates import bounded
-
-    _check_variables(tokenizer, chat_template_kwargs or {})
+    render = _renderer(tokenizer, chat_template, chat_template_kwargs or {})
     conversation = _with_known_roles(conversation, chat_template or tokenizer.chat_template)
     found = [part for message in conversation for part in _images_of(message)]
     _check_images(found, images)
-    render = bounded(
-        partial(tokenizer.apply_chat_template, chat_template=chat_template, tokenize=False)
-    )
     takes_parts = isinstance(images, ImageRules) and _takes_parts(render)
     token = images.token if isinstance(images, ImageRules) else ""
     try:
+        messages = [_rendered(message, token, takes_parts=takes_parts) for message in conversation]
         text = render(
-            [_rendered(message, token, takes_parts=takes_parts) for message in conversation],
+            _with_late_system(messages, render),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=None if tools is None else [dict(tool) for tool in tools],
-            **(chat_template_kwargs or {}),
         )
     except (RequestError, ImportError):
         raise
@@ -125,6 +120,18 @@ def chat_prompt(
     if found:
         prompt["multi_modal_data"] = {"image": images_of_parts(found)}
     return prompt
+
+
+def _renderer(
+    tokenizer: Tokenizer, template: str | None, variables: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Renderer of a template, or of the model's, within limits."""
+    with extra_needed("a chat template", "cpu"):
+        from pagedserve.inputs.templates import bounded
+
+    _check_variables(tokenizer, variables)
+    render = tokenizer.apply_chat_template
+    return bounded(partial(render, chat_template=template, tokenize=False, **variables))
 
 
 def _with_known_roles(conversation: Conversation, template: object) -> Conversation:
@@ -171,12 +178,64 @@ def _check_images(parts: Sequence[Message], images: ImageRules | str) -> None:
 
 def _takes_parts(render: Callable[..., Any]) -> bool:
     """Whether a template iterates over content parts; others would print a list as text."""
-    probe = {"role": "user", "content": [{"type": "text", "text": "probe"}]}
-    try:
-        text = str(render([probe]))
-    except Exception:  # noqa: BLE001  # templates may raise any exception
-        return False
+    text = _probed(render, [{"role": "user", "content": [{"type": "text", "text": "probe"}]}])
     return "probe" in text and "'type'" not in text
+
+
+def _probed(render: Callable[..., Any], messages: Conversation) -> str:
+    """Render messages that show how a template works; empty if it raises."""
+    try:
+        return str(render(messages))
+    except Exception:  # noqa: BLE001  # templates may raise any exception
+        return ""
+
+
+def _with_late_system(messages: Conversation, render: Callable[..., Any]) -> Conversation:
+    """Join system messages after the start to others, unless the template shows them there.
+
+    The text before such a message stays a cached prefix: the message joins the one before it.  It
+    is the user's after a message of the assistant, and a message of the user that follows joins it,
+    since templates may require that roles alternate.
+
+    Args:
+        messages: Messages with contents as the template expects them.
+        render: Renderer of the template.
+    """
+    late = [message for message in messages[1:] if message.get("role") == "system"]
+    if not late or _shows_late_system(render, late[0]):
+        return messages
+    joined: list[Message] = [messages[0]]
+    for before, message in pairwise(messages):
+        last, is_system = joined[-1], message.get("role") == "system"
+        follows = before.get("role") == "system" and last["role"] == message["role"] == "user"
+        if follows or (is_system and last["role"] != "assistant"):
+            joined[-1] = {**last, "content": _joined(last["content"], message["content"])}
+        else:
+            joined.append({**message, "role": "user"} if is_system else message)
+    return joined
+
+
+def _shows_late_system(render: Callable[..., Any], like: Message) -> bool:
+    """Whether a template shows a system message after the start; others refuse or omit it."""
+    is_text = isinstance(like["content"], str)
+    probes = [
+        {"role": role, "content": text if is_text else [{"type": "text", "text": text}]}
+        for role, text in (("user", "a"), ("assistant", "b"), ("system", "probe"), ("user", "c"))
+    ]
+    return "probe" in _probed(render, probes)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Join two contents, both texts or both lists of parts.
+
+    Adjacent texts become one: of a system message some templates show only the first part.
+    """
+    if isinstance(first, str):
+        return f"{first}\n\n{second}"
+    if not first or not second or "text" not in first[-1] or "text" not in second[0]:
+        return [*first, *second]
+    text = _joined(first[-1]["text"], second[0]["text"])
+    return [*first[:-1], {"type": "text", "text": text}, *second[1:]]
 
 
 def _rendered(message: Message, token: str, *, takes_parts: bool) -> dict[str, Any]:
