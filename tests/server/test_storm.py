@@ -55,6 +55,7 @@ def server(model_package: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     log = tmp_path_factory.mktemp("storm") / "log"
     # Few blocks: sequences give their place away, and are computed again or swapped.
     options = ["--max-num-seqs", str(MAX_NUM_SEQS), "--num-gpu-blocks", "64"]
+    options += ["--max-num-queued-reqs", str(4 * MAX_NUM_SEQS)]
     process = Process(log, "smollm2", *options)
     process.wait_until_healthy()
     yield process
