@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from pagedserve.bench.load import Load, make_load, warmup_requests
-from pagedserve.errors import RequestError
+from pagedserve.errors import ConfigError, RequestError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -130,6 +133,51 @@ def test_custom_files_hold_conversations(load_of: Callable[..., Load], tmp_path:
     assert (request.prompt, request.num_input_tokens) == (messages, 4)
     with pytest.raises(RequestError, match="takes no messages; openai-chat does"):
         load_of(*argv)
+
+
+TURNS = ("What is the capital of France?", "It is Paris, on the Seine.")
+CONVERSATIONS = [{"conversations": [{"value": turn} for turn in TURNS]}, {"conversations": []}]
+
+
+def sharegpt(path: Path, *more: object) -> tuple[object, ...]:
+    path.write_text(json.dumps(CONVERSATIONS), encoding="utf-8")
+    return ("--dataset-name", "sharegpt", "--dataset-path", path, *more)
+
+
+def test_sharegpt_gives_texts_and_the_lengths_of_answers(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    path = tmp_path / "sharegpt.json"
+    (request,) = load_of(*sharegpt(path)).requests
+    assert (request.prompt, request.num_input_tokens, request.num_output_tokens) == (TURNS[0], 6, 6)
+    (request,) = load_of(*sharegpt(path, "--sharegpt-output-len", 3)).requests
+    assert request.num_output_tokens == 3
+
+
+def test_a_tokenizer_counts_the_tokens_of_sharegpt(
+    load_of: Callable[..., Load], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    argv = sharegpt(tmp_path / "sharegpt.json", "--tokenizer", tmp_path)
+    (request,) = load_of(*argv).requests
+    lengths = (request.num_input_tokens, request.num_output_tokens)
+    assert lengths == (len(TURNS[0]), len(TURNS[1]))
+    with pytest.raises(ConfigError, match=r"--tokenizer .* cannot be loaded"):
+        load_of(*sharegpt(tmp_path / "sharegpt.json", "--tokenizer", tmp_path.parent))
+
+
+def test_one_length_is_that_of_every_dataset(load_of: Callable[..., Load], tmp_path: Path) -> None:
+    lengths = ("--input-len", 7, "--output-len", 5)
+    files = (
+        ("--num-prompts", 1),
+        custom(tmp_path / "load.jsonl", {"prompt": "one two"}),
+        sharegpt(tmp_path / "sharegpt.json"),
+    )
+    requests = [load_of(*lengths, *argv).requests[0] for argv in files]
+    assert [request.num_input_tokens for request in requests] == [7, 2, 6]
+    assert [request.num_output_tokens for request in requests] == [5, 5, 5]
 
 
 @pytest.mark.parametrize(

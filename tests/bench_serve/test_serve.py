@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagedserve.bench.client import first_model
 from pagedserve.cli import main
+from pagedserve.errors import ConfigError
 from tests.support.openai_server import (
     DONE,
     MODEL,
@@ -138,6 +140,58 @@ def test_a_given_model_and_endpoint_are_taken(
     assert (request.path, request.body["model"]) == ("/v2/completions", "another")
     assert "ignore_eos" not in request.body
     assert request.headers["authorization"] == "Bearer from-outside"
+
+
+def test_options_of_vllm_decide_what_is_sent(
+    capsys: pytest.CaptureFixture[str], server: FakeServer
+) -> None:
+    names = ("--model", "org/model", "--served-model-name", "short", "--tokenizer", "org/other")
+    sampling = ("--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--min-p", "0.1")
+    penalties = ("--repetition-penalty", "1.1", "--extra-body", '{"top_k": 8}')
+    more = ("--request-id-prefix", "mine-", "--trust-remote-code", "--tokenizer-mode", "auto")
+    result = measured(capsys, server, *SMALL, *names, *sampling, *penalties, *more)
+    assert (result["model_id"], result["tokenizer_id"]) == ("org/model", "org/other")
+    body = server.received[0].body
+    expected: dict[str, object] = {"temperature": 0.5, "top_p": 0.9, "top_k": 8, "min_p": 0.1}
+    expected |= {"repetition_penalty": 1.1, "model": "short"}
+    assert {name: body[name] for name in expected} == expected
+    assert "frequency_penalty" not in body
+    ids = {request.headers["x-request-id"] for request in server.received}
+    assert ids == {f"mine-{index}" for index in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("backend", "path"), [("openai-embeddings", "/v1/embeddings"), ("vllm-pooling", "/pooling")]
+)
+def test_pooling_models(capsys: pytest.CaptureFixture[str], backend: str, path: str) -> None:
+    answer = {"data": [], "usage": {"prompt_tokens": 8}}
+    with serving(lambda _number, _request: Reply([answer], is_whole=True)) as server:
+        result = measured(capsys, server, *SMALL, "--backend", backend)
+    assert (result["completed"], result["counted_by_chunks"]) == (12, 0)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (12 * 8, 0)
+    assert result["mean_e2el_ms"] > 0
+    assert "mean_ttft_ms" not in result
+    request = server.received[0]
+    assert request.path == path
+    assert request.body.keys() == {"model", "input", "truncate_prompt_tokens"}
+    assert len(request.body["input"]) == 9
+
+
+def test_a_server_that_starts_is_waited_for(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[str] = []
+
+    async def probe(session: Any, url: str) -> str | None:
+        probes.append(url)
+        if len(probes) == 1:
+            raise ConfigError(f"no server answers at {url}")
+        return await first_model(session, url)
+
+    monkeypatch.setattr("pagedserve.bench.serve.first_model", probe)
+    monkeypatch.setattr("pagedserve.bench.serve._READY_CHECK_SECONDS", 0.0)
+    result = measured(capsys, server, *SMALL, "--ready-check-timeout-sec", "600")
+    assert (result["completed"], len(probes)) == (12, 2)
 
 
 def test_chat(capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,3 +368,17 @@ def test_a_result_is_saved_under_its_name(
     assert json.loads(made.read_text(encoding="utf-8")) == result
     measured(capsys, server, *SMALL, *argv, "--result-filename", "mine.json")
     assert (tmp_path / "new" / "mine.json").exists()
+
+
+def test_results_are_appended_with_their_label_and_metadata(
+    capsys: pytest.CaptureFixture[str], server: FakeServer, tmp_path: Path
+) -> None:
+    argv = ("--append-result", "--result-dir", str(tmp_path), "--result-filename", "all.json")
+    more = ("--label", "mine", "--metadata", "tp=1", "--save-detailed")
+    results = [measured(capsys, server, *SMALL, *argv, *more) for _ in range(2)]
+    lines = (tmp_path / "all.json").read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line) for line in lines] == results
+    assert (results[0]["label"], results[0]["tp"]) == ("mine", "1")
+    assert results[0]["generated_texts"] == [" w0 w1 w2 end"] * 12
+    measured(capsys, server, *SMALL, "--save-result", "--label", "a", "--result-dir", str(tmp_path))
+    assert len(list(tmp_path.glob("a-infqps-some-model-*.json"))) == 1

@@ -25,6 +25,7 @@ class Reply:
         gap_s: Seconds before each event.
         cut: The connection is closed behind the events, as if the server had died.
         wait_for: So many requests must have come before this one is answered.
+        is_whole: The first event is the whole body, as with another status than 200.
     """
 
     events: Sequence[object] = ()
@@ -33,6 +34,7 @@ class Reply:
     gap_s: float = 0.0
     cut: bool = False
     wait_for: int = 0
+    is_whole: bool = False
 
 
 @dataclass
@@ -132,7 +134,7 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
 
 
 async def _write(reply: Reply, writer: asyncio.StreamWriter) -> bool:
-    if reply.status != 200:
+    if reply.status != 200 or reply.is_whole:
         body = _text(reply.events[0]).encode() if reply.events else b""
         writer.write(
             _head(reply.status, {"Content-Length": str(len(body)), **reply.headers}) + body

@@ -1,4 +1,4 @@
-"""One streaming HTTP request, with the arrival times of its output.
+"""One HTTP request, with the arrival times of its output.
 
 A failed request is an ``Outcome`` with a ``Failure``, never an exception: no server can end a run.
 No request is retried.
@@ -6,11 +6,11 @@ No request is retried.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
-from pagedserve.bench.api import Api, refusal_message
+from pagedserve.bench.api import Api, read_chunk, refusal_message
 from pagedserve.bench.outcome import (
     BROKEN_STREAM,
     CONNECTION,
@@ -43,11 +43,13 @@ class Job:
         body: JSON, serialized beforehand so that its time is not measured.
         due_s: Planned send time, in seconds from the start of the run.
         num_input_tokens: Planned tokens of its prompt.
+        headers: Headers beside those of all requests.
     """
 
     body: bytes
     due_s: float
     num_input_tokens: int
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_session(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
@@ -107,13 +109,17 @@ class Client:
         kind = CONNECTION
         try:
             async with self._session.post(
-                self._url, data=job.body, headers={"Content-Type": "application/json"}
+                self._url,
+                data=job.body,
+                headers={"Content-Type": "application/json", **job.headers},
             ) as response:
                 kind = BROKEN_STREAM
-                if response.status == _OK:
-                    outcome.failure = await self._follow(response.content, outcome)
-                else:
+                if response.status != _OK:
                     outcome.failure = await _refusal(response)
+                elif self._api.is_pooling:
+                    self._take_whole(await response.read(), outcome)
+                else:
+                    outcome.failure = await self._follow(response.content, outcome)
         except TimeoutError:
             outcome.failure = Failure(TIMEOUT, "the answer took longer than --request-timeout")
         except aiohttp.ClientPayloadError:
@@ -121,6 +127,13 @@ class Client:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             outcome.failure = Failure(kind, _said(error))
         return outcome
+
+    def _take_whole(self, data: bytes, outcome: Outcome) -> None:
+        """Record the response of a pooling model, which has no output tokens."""
+        outcome.ended, outcome.num_output_tokens = time.perf_counter(), 0
+        counted = read_chunk(self._api, data).num_prompt_tokens
+        if counted is not None:
+            outcome.num_input_tokens = counted
 
     async def _follow(self, stream: aiohttp.StreamReader, outcome: Outcome) -> Failure | None:
         """Read a stream to its end; events that were read together have the same time."""

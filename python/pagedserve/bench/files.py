@@ -60,14 +60,15 @@ def _json_records(path: Path, lines: TextIO) -> Iterator[Record]:
         yield record
 
 
-def write_json(path: Path, fields: Record) -> None:
-    """Write results to a file, whose directory is created.
+def write_json(path: Path, fields: Record, *, append: bool = False) -> None:
+    """Write results to a file, whose directory is created; or append them, as a further line.
 
     Raises:
         ConfigError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write("\n" * bool(file.tell()) + json.dumps(fields))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

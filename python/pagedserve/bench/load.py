@@ -1,15 +1,17 @@
 """Load of a run: prompts, output lengths, and the send time of each request."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pagedserve.bench.api import APIS, Prompt
 from pagedserve.bench.arrivals import arrival_times
+from pagedserve.bench.conversations import sample_conversations
 from pagedserve.bench.files import Record, read_records
 from pagedserve.bench.options import BenchOptions
 from pagedserve.bench.prompts import (
@@ -20,7 +22,7 @@ from pagedserve.bench.prompts import (
     words,
 )
 from pagedserve.bench.trace import TraceRow, read_trace
-from pagedserve.errors import RequestError
+from pagedserve.errors import ConfigError, RequestError, extra_needed
 
 # Separate random streams of one seed: each is independent of how much others draw.
 _LENGTHS, _PROMPTS, _BLOCKS, _ARRIVALS, _WARMUPS = range(5)
@@ -32,7 +34,7 @@ class BenchRequest:
 
     Attributes:
         prompt: Prompt for the endpoint.
-        num_input_tokens: Tokens of the prompt; for a text its words, since there is no tokenizer.
+        num_input_tokens: Tokens of the prompt; for a text without a tokenizer its words.
         num_output_tokens: Maximum tokens of the output.
     """
 
@@ -60,12 +62,12 @@ def make_load(options: BenchOptions) -> Load:
     """Create the requests for the options, fewer if a file has fewer.
 
     Raises:
+        ConfigError: The tokenizer cannot be loaded.
         RequestError: A file is invalid.
     """
     if options.dataset_name == "trace":
         return _trace_load(options)
-    make = _custom_requests if options.dataset_name == "custom" else _random_requests
-    return _with_rate(options, list(make(options)))
+    return _with_rate(options, list(_REQUESTS[options.dataset_name](options)))
 
 
 def warmup_requests(options: BenchOptions, load: Load) -> list[BenchRequest]:
@@ -107,9 +109,11 @@ def _random_requests(options: BenchOptions) -> Iterator[BenchRequest]:
     lengths = _rng(options, _LENGTHS)
     rng = _rng(options, _PROMPTS)
     prefix = _random_ids(options, options.random_prefix_len, rng)
+    input_len = options.input_len or options.random_input_len
+    output_len = options.output_len or options.random_output_len
     for _ in range(options.num_prompts):
-        num_input = length_around(options.random_input_len, options.random_range_ratio, lengths)
-        num_output = length_around(options.random_output_len, options.random_range_ratio, lengths)
+        num_input = length_around(input_len, options.random_range_ratio, lengths)
+        num_output = length_around(output_len, options.random_range_ratio, lengths)
         token_ids = np.concatenate([prefix, _random_ids(options, num_input, rng)])
         yield _made_up(options, token_ids, num_output)
 
@@ -143,7 +147,7 @@ def _custom_request(options: BenchOptions, record: Record) -> BenchRequest:
         raise ValueError(f"--backend {options.backend} takes no token ids")
     if is_messages and not api.takes_messages:
         raise ValueError(f"--backend {options.backend} takes no messages; openai-chat does")
-    num_output = record.get("output_tokens", options.custom_output_len)
+    num_output = record.get("output_tokens", options.output_len or options.custom_output_len)
     if not isinstance(num_output, int) or num_output < 1:
         raise ValueError(f'its "output_tokens" are {num_output!r}, no number of 1 or more')
     return BenchRequest(prompt, _length(prompt), num_output)
@@ -155,6 +159,46 @@ def _length(prompt: Any) -> int:
         return len(prompt.split())
     texts = [message.get("content") for message in prompt if isinstance(message, dict)]
     return sum(len(str(text).split()) for text in texts) if texts else len(prompt)
+
+
+def _sharegpt_requests(options: BenchOptions) -> Iterator[BenchRequest]:
+    for conversation in sample_conversations(
+        options.dataset_file(),
+        options.num_prompts,
+        encode=_encoder(options.tokenizer),
+        output_len=options.output_len or options.sharegpt_output_len,
+        rng=_rng(options, _PROMPTS),
+    ):
+        num_input = len(conversation.tokens)
+        yield BenchRequest(conversation.prompt, num_input, conversation.num_output_tokens)
+
+
+def _encoder(name: str | None) -> Callable[[str], Sequence[object]]:
+    """Function that returns the tokens of a text: those of a tokenizer, else its words.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    if name is None:
+        return str.split
+    with extra_needed("pagedserve bench --tokenizer", "cpu"):
+        from tokenizers import Tokenizer
+    try:
+        if Path(name).is_dir():
+            tokenizer = Tokenizer.from_file(str(Path(name, "tokenizer.json")))
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
+    except Exception as error:  # tokenizers raises no narrower class
+        raise ConfigError(f"--tokenizer {name} cannot be loaded: {error}") from error
+    # The server refuses lone surrogates; their count is that of their replacement.
+    return lambda text: tokenizer.encode(text.encode(errors="replace").decode()).ids
+
+
+_REQUESTS: dict[str, Callable[[BenchOptions], Iterator[BenchRequest]]] = {
+    "random": _random_requests,
+    "custom": _custom_requests,
+    "sharegpt": _sharegpt_requests,
+}
 
 
 def _trace_load(options: BenchOptions) -> Load:

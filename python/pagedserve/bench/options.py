@@ -17,9 +17,21 @@ from pagedserve.bench.metrics import GOODPUT_METRICS, METRICS
 from pagedserve.checks import Check, choice, each, optional, real
 from pagedserve.errors import ConfigError
 
-_DATASETS = ("random", "custom", "trace")
+_DATASETS = ("random", "custom", "sharegpt", "trace")
 _DEFAULT_METRICS = ("ttft", "tpot", "itl", "e2el")
 _SIX_HOURS = 21600.0
+# Sampling parameters of requests, which are sent if given.
+_SAMPLING = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+}
+# Options of vLLM without effect here.
+_WITHOUT_EFFECT = ("trust-remote-code", "skip-tokenizer-init", "no-oversample")
 
 
 def _rate(name: str, value: float) -> float:
@@ -40,6 +52,9 @@ class BenchOptions(ParsedOptions):
         "port": COUNT,
         "backend": choice(tuple(APIS)),
         "request_timeout": _ABOVE_ZERO,
+        "ready_check_timeout_sec": COUNT_OR_ZERO,
+        "input_len": optional(COUNT),
+        "output_len": optional(COUNT),
         "dataset_name": choice(_DATASETS),
         "num_prompts": COUNT,
         "num_warmups": COUNT_OR_ZERO,
@@ -50,6 +65,7 @@ class BenchOptions(ParsedOptions):
         "random_range_ratio": real("from 0 to 1", low=0, high=1),
         "random_prefix_len": COUNT_OR_ZERO,
         "custom_output_len": COUNT,
+        "sharegpt_output_len": optional(COUNT),
         "trace_time_scale": _ABOVE_ZERO,
         "trace_length_scale": _ABOVE_ZERO,
         "trace_block_size": COUNT,
@@ -65,10 +81,21 @@ class BenchOptions(ParsedOptions):
     backend: str
     endpoint: str | None
     model: str | None
+    served_model_name: str | None
+    tokenizer: str | None
     api_key: str | None
     header: Sequence[tuple[str, str]]
     extra_body: Mapping[str, Any]
     request_timeout: float
+    request_id_prefix: str | None
+    ready_check_timeout_sec: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
     dataset_name: str
     dataset_path: Path | None
     num_prompts: int
@@ -76,11 +103,14 @@ class BenchOptions(ParsedOptions):
     seed: int
     vocab_size: int
     ignore_eos: bool | None
+    input_len: int | None
+    output_len: int | None
     random_input_len: int
     random_output_len: int
     random_range_ratio: float
     random_prefix_len: int
     custom_output_len: int
+    sharegpt_output_len: int | None
     trace_time_scale: float
     trace_length_scale: float
     trace_block_size: int
@@ -93,6 +123,9 @@ class BenchOptions(ParsedOptions):
     json: bool
     save_result: bool
     save_detailed: bool
+    append_result: bool
+    label: str | None
+    metadata: Sequence[tuple[str, str]]
     result_dir: Path
     result_filename: str | None
     disable_tqdm: bool
@@ -103,10 +136,10 @@ class BenchOptions(ParsedOptions):
         if self.dataset_name != "random":
             self.dataset_file()
         elif self.dataset_path is not None:
-            raise ConfigError("--dataset-name random takes no --dataset-path; custom and trace do")
+            raise ConfigError("--dataset-name random takes no --dataset-path; the others do")
 
     def dataset_file(self) -> Path:
-        """The file of a custom dataset or a trace.
+        """The file of a dataset that is not random.
 
         Raises:
             ConfigError: None was given.
@@ -128,19 +161,33 @@ class BenchOptions(ParsedOptions):
         return f"http://{host}:{self.port}"
 
     def goes_past_eos(self) -> bool:
-        """Whether outputs continue past EOS: by default with all datasets but custom."""
-        return self.dataset_name != "custom" if self.ignore_eos is None else self.ignore_eos
+        """Whether outputs continue past EOS: by default where prompts are random."""
+        is_random = self.dataset_name in {"random", "trace"}
+        return is_random if self.ignore_eos is None else self.ignore_eos
+
+    def body_fields(self) -> dict[str, Any]:
+        """Fields of every request: sampling parameters, and those of --extra-body."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        fields = {name: value for name, value in given.items() if value is not None}
+        return {**fields, **self.extra_body}
+
+    def request_headers(self, index: int) -> dict[str, str]:
+        """Headers of the request of an index: its id, if a prefix of ids is given."""
+        prefix = self.request_id_prefix
+        return {} if prefix is None else {"X-Request-Id": f"{prefix}{index}"}
 
     def metrics(self, *, is_timed: bool) -> Sequence[str]:
         """The times to report, with the client's queue time if requests are timed."""
         if self.percentile_metrics is not None:
             return self.percentile_metrics
-        return (*_DEFAULT_METRICS, "client_queue_time") if is_timed else _DEFAULT_METRICS
+        default = ("e2el",) if APIS[self.backend].is_pooling else _DEFAULT_METRICS
+        return (*default, "client_queue_time") if is_timed else default
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options of a run to a command line."""
     _add_server(parser.add_argument_group("server"))
+    _add_requests(parser.add_argument_group("requests"))
     _add_dataset(parser.add_argument_group("dataset"))
     _add_traffic(parser.add_argument_group("traffic"))
     _add_results(parser.add_argument_group("results"))
@@ -154,11 +201,27 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     add("backend", f"API of the server: {', '.join(APIS)}", default="openai")
     add("endpoint", "path of the endpoint (that of --backend)")
     add("model", "name of the model (the first of /v1/models)")
+    add("served-model-name", "name of the model in requests (--model)")
+    add("tokenizer", "directory or hub id of the tokenizer that counts the tokens of sharegpt")
     add("api-key", "bearer token of requests (OPENAI_API_KEY)")
+    add(
+        "ready-check-timeout-sec",
+        "time limit for a server that is starting",
+        type=int,
+        default=0,
+        metavar="SECONDS",
+    )
+    add("tokenizer-mode", "no effect")
+    for name in _WITHOUT_EFFECT:
+        switch(group, name, "no effect")
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    add = adder(group)
     add(
         "header",
         "header of every request",
-        type=_header,
+        type=_key_value,
         nargs="+",
         default=(),
         metavar="KEY=VALUE",
@@ -177,6 +240,9 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         default=_SIX_HOURS,
         metavar="SECONDS",
     )
+    add("request-id-prefix", "prefix of X-Request-Id, which the index of a request follows")
+    for name, kind in _SAMPLING.items():
+        add(name.replace("_", "-"), f"{name} of every request", type=kind)
 
 
 def _add_dataset(group: argparse._ArgumentGroup) -> None:
@@ -184,8 +250,9 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
     add("dataset-name", f"source of prompts: {', '.join(_DATASETS)}", default="random")
     add(
         "dataset-path",
-        "file of the dataset: for custom, JSON lines with a prompt or messages; for trace, lengths "
-        "and times from Azure, Mooncake or Vidur, .csv or .jsonl, also .gz",
+        "file of the dataset: for custom, JSON lines with a prompt or messages; for sharegpt, "
+        "conversations, .json or .jsonl; for trace, lengths and times from Azure, Mooncake or "
+        "Vidur, .csv or .jsonl, also .gz",
         type=Path,
     )
     add("num-prompts", "number of requests", type=int, default=1000)
@@ -193,9 +260,11 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
     add("seed", "seed of prompts, lengths and times", type=int, default=0)
     add(
         "ignore-eos",
-        "continue outputs past EOS to their full length (yes, but not with custom)",
+        "continue outputs past EOS to their full length (yes with random and trace)",
         action=argparse.BooleanOptionalAction,
     )
+    add("input-len", "tokens per prompt, instead of --random-input-len", type=int)
+    add("output-len", "tokens per output, instead of those of the dataset's option", type=int)
     add("random-input-len", "tokens per prompt", type=int, default=1024)
     add("random-output-len", "tokens per output", type=int, default=128)
     add(
@@ -222,6 +291,7 @@ def _add_dataset(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=256,
     )
+    add("sharegpt-output-len", "tokens per output (those of a conversation's answer)", type=int)
     add("trace-length-scale", "factor of all lengths of a trace", type=float, default=1.0)
     add("trace-block-size", "tokens per prefix block of a trace", type=int, default=512)
 
@@ -276,13 +346,23 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     )
     switch(group, "json", "print the result as JSON instead of a table")
     switch(group, "save-result", "write the result to a file, as JSON")
-    switch(group, "save-detailed", "write the times of each request too")
+    switch(group, "save-detailed", "write the times and texts of each request too")
+    switch(group, "append-result", "append the result to the file, as a further line of JSON")
+    add("label", "label of the result and prefix of the file's name (--backend)")
+    add(
+        "metadata",
+        "further fields of the result",
+        type=_key_value,
+        nargs="+",
+        default=(),
+        metavar="KEY=VALUE",
+    )
     add("result-dir", "directory of that file", type=Path, default=Path())
     add("result-filename", "name of that file (from rate, model and date)")
     switch(group, "disable-tqdm", "show no progress bar")
 
 
-def _header(text: str) -> tuple[str, str]:
+def _key_value(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name.strip() and separator):
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")

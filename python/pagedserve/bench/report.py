@@ -83,7 +83,7 @@ def result(
     Args:
         figures: Results of the run.
         options: Options of the run.
-        model: Name of the model on the server.
+        model: Model, by --model or the server.
         is_timed: Whether requests had different send times.
         now: End of the run.
     """
@@ -94,8 +94,11 @@ def result(
         "date": f"{now:%Y%m%d-%H%M%S}",
         "endpoint_type": options.backend,
         "backend": options.backend,
+        "label": options.label,
         "model_id": model,
+        "tokenizer_id": options.tokenizer or model,
         "num_prompts": figures.completed + figures.failed + figures.unfinished,
+        **dict(options.metadata),
         "request_rate": rate,
         "burstiness": options.burstiness,
         "max_concurrency": options.max_concurrency,
@@ -148,6 +151,7 @@ def detailed_fields(outcomes: Sequence[Outcome], *, start: float) -> dict[str, l
             outcome.ttft() if ok else None for outcome, ok in zip(outcomes, answered, strict=True)
         ],
         "itls": [outcome.itls() for outcome in outcomes],
+        "generated_texts": ["".join(outcome.texts) for outcome in outcomes],
         "latencies": [
             outcome.e2el() if ok else None for outcome, ok in zip(outcomes, answered, strict=True)
         ],
@@ -165,7 +169,7 @@ def save(result_fields: dict[str, Any], options: BenchOptions) -> None:
         ConfigError: The file cannot be written.
     """
     name = options.result_filename or _file_name(result_fields)
-    write_json(options.result_dir / name, result_fields)
+    write_json(options.result_dir / name, result_fields, append=options.append_result)
 
 
 def _file_name(result_fields: dict[str, Any]) -> str:
@@ -173,4 +177,5 @@ def _file_name(result_fields: dict[str, Any]) -> str:
     concurrency = "" if limit is None else f"-concurrency{limit}"
     model = re.sub(r"[^\w.-]", "_", result_fields["model_id"].rpartition("/")[2])
     rate = result_fields["request_rate"]
-    return f"{result_fields['backend']}-{rate}qps{concurrency}-{model}-{result_fields['date']}.json"
+    label = result_fields["label"] or result_fields["backend"]
+    return f"{label}-{rate}qps{concurrency}-{model}-{result_fields['date']}.json"

@@ -6,9 +6,11 @@ import gc
 import json
 import resource
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+import aiohttp
 from tqdm import tqdm
 
 from pagedserve.bench.api import APIS, bearer, request_body
@@ -20,6 +22,9 @@ from pagedserve.bench.options import BenchOptions
 from pagedserve.bench.outcome import Outcome
 from pagedserve.bench.report import detailed_fields, result, save, table
 from pagedserve.errors import ConfigError, RequestError
+
+# Seconds between two checks of a server that is not ready.
+_READY_CHECK_SECONDS = 1.0
 
 
 def bench_serve(options: BenchOptions) -> None:
@@ -41,7 +46,7 @@ def bench_serve(options: BenchOptions) -> None:
         fields |= detailed_fields(run.outcomes, start=run.start)
     examples = _examples(run.outcomes)
     print(json.dumps(fields) if options.json else table(figures, options, examples))
-    if options.save_result:
+    if options.save_result or options.append_result:
         save(fields, options)
     if run.is_interrupted:
         raise KeyboardInterrupt
@@ -50,20 +55,33 @@ def bench_serve(options: BenchOptions) -> None:
 
 
 async def _measure(options: BenchOptions, load: Load) -> tuple[str, Run]:
-    """Run the load; return the name of the model, and the run."""
+    """Run the load; return the model, and the run."""
     url = options.server_url()
     timeout_s = options.request_timeout
     async with open_session(headers=_headers(options), timeout_s=timeout_s) as session:
-        offered = await first_model(session, url)
+        offered = await _offered_model(options, session)
         model = options.model or offered
         if model is None:
             raise ConfigError(f"the server at {url} names no model: give --model")
         api = APIS[options.backend]
         client = Client(session, url=url + (options.endpoint or api.endpoint), api=api)
-        await _warm_up(options, load, client, model)
-        jobs = _jobs(options, load.requests, load.due_s, model)
+        name = options.served_model_name or model
+        await _warm_up(options, load, client, name)
+        jobs = _jobs(options, load.requests, load.due_s, name)
         with _collector_spared():
             return model, await _drive_with_progress(options, client, jobs)
+
+
+async def _offered_model(options: BenchOptions, session: aiohttp.ClientSession) -> str | None:
+    """First model of the server, which may start until --ready-check-timeout-sec."""
+    deadline = time.monotonic() + options.ready_check_timeout_sec
+    while True:
+        try:
+            return await first_model(session, options.server_url())
+        except ConfigError:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(_READY_CHECK_SECONDS)
 
 
 async def _warm_up(options: BenchOptions, load: Load, client: Client, model: str) -> None:
@@ -116,12 +134,13 @@ def _jobs(
                 model=model,
                 max_tokens=request.num_output_tokens,
                 ignore_eos=options.goes_past_eos(),
-                extra=dict(options.extra_body),
+                extra=options.body_fields(),
             ),
             due_s=due,
             num_input_tokens=request.num_input_tokens,
+            headers=options.request_headers(index),
         )
-        for request, due in zip(requests, due_s, strict=True)
+        for index, (request, due) in enumerate(zip(requests, due_s, strict=True))
     ]
 
 

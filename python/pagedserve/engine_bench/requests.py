@@ -1,18 +1,15 @@
 """Requests of offline benchmarks, and one batch of them."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pagedserve.bench.files import read_records
+from pagedserve.bench.conversations import sample_conversations
 from pagedserve.bench.prompts import length_around, random_token_ids
 from pagedserve.engine_bench.options import ThroughputOptions
-from pagedserve.errors import ConfigError, RequestError
+from pagedserve.errors import ConfigError
 from pagedserve.inputs import TokensPrompt
 from pagedserve.inputs.prompts import check_unicode
 from pagedserve.llm import LLM
@@ -21,10 +18,6 @@ from pagedserve.sampling_params import SamplingParams
 
 _RANDOM_INPUT_LEN = 1024
 _RANDOM_OUTPUT_LEN = 128
-# Conversations outside these bounds are left out, as vLLM does.
-_MIN_LEN = 4
-_MAX_INPUT_LEN = 1024
-_MAX_TOTAL_LEN = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,51 +69,16 @@ def sharegpt_requests(
     Raises:
         RequestError: The file is invalid, or a turn is no valid Unicode.
     """
-    path, encode = options.dataset_file(), llm.get_tokenizer()
-    conversations = [turns for record in _records(path) if (turns := _first_turns(record))]
-    num_found = 0
-    for index in rng.permutation(len(conversations)).tolist():
-        if num_found == num_requests:
-            return
-        question, answer = conversations[index]
-        check_unicode(question + answer, f"a turn of --dataset-path {path}")
-        token_ids = list(encode(question).input_ids)
-        num_output = options.output_len or len(encode(answer).input_ids)
-        is_short = options.output_len is None and num_output < _MIN_LEN
-        is_long = len(token_ids) > _MAX_INPUT_LEN or len(token_ids) + num_output > _MAX_TOTAL_LEN
-        if len(token_ids) >= _MIN_LEN and not (is_short or is_long):
-            num_found += 1
-            yield OfflineRequest(token_ids, num_output)
-    if not num_found:
-        raise RequestError(
-            f"--dataset-path {path} has no conversation of {_MIN_LEN} tokens or more"
-        )
+    path, tokenizer = options.dataset_file(), llm.get_tokenizer()
 
+    def encode(text: str) -> list[int]:
+        check_unicode(text, f"a turn of --dataset-path {path}")
+        return list(tokenizer(text).input_ids)
 
-def _records(path: Path) -> Sequence[Any]:
-    """Records of JSON lines, or of a list in a file that ends in .json, as ShareGPT's is."""
-    if path.suffix != ".json":
-        return list(read_records(path))
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise RequestError(f"cannot read --dataset-path {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"--dataset-path {path} is no JSON: {error}") from error
-    if not isinstance(found, list):
-        raise RequestError(f"--dataset-path {path} is no list of conversations")
-    return found
-
-
-def _first_turns(record: Any) -> tuple[str, str] | None:
-    """Texts of the first two turns of a conversation; None if it has fewer."""
-    turns = record.get("conversations") if isinstance(record, dict) else None
-    first = turns[:2] if isinstance(turns, list) else []
-    texts = [turn.get("value") for turn in first if isinstance(turn, dict)]
-    match texts:
-        case [str(question), str(answer)]:
-            return question, answer
-    return None
+    for conversation in sample_conversations(
+        path, num_requests, encode=encode, output_len=options.output_len, rng=rng
+    ):
+        yield OfflineRequest(list(conversation.tokens), conversation.num_output_tokens)
 
 
 def timed_batch(
