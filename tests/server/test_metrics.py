@@ -1,6 +1,8 @@
 """What ``/metrics`` says, read by Prometheus' own parser."""
 
 import asyncio
+import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +183,40 @@ def test_drafts_are_counted_by_vllms_names(serve: Serve) -> None:
     assert seen.value("vllm:spec_decode_num_drafts_total") <= drafted <= 3 * len(PROMPT) * 80
     assert accepted == sum(places) <= drafted
     assert places == sorted(places, reverse=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_a_load_report_comes_in_the_format_of_the_request(
+    shared: Served, path: str, prompt: dict[str, object], stream: bool
+) -> None:
+    def report(**headers: str) -> str | None:
+        body = {**prompt, "max_tokens": 2, "stream": stream}
+        answer = shared.http.post(path, json=body, headers=headers)
+        assert answer.status_code == 200
+        given: str | None = answer.headers.get("endpoint-load-metrics")
+        return given
+
+    text = report(**{"endpoint-load-metrics-format": "TEXT"})
+    usage = r"(0|1)\.\d+(e-\d+)?"
+    expected = (
+        rf"TEXT named_metrics.num_requests_waiting=0\.0, named_metrics.kv_cache_usage_perc={usage}"
+    )
+    assert re.fullmatch(expected, text or "")
+    kind, _, found = (report(**{"endpoint-load-metrics-format": "json"}) or "").partition(" ")
+    assert (kind, json.loads(found).keys()) == ("JSON", {"named_metrics"})
+    assert json.loads(found)["named_metrics"].keys() == {
+        "kv_cache_usage_perc",
+        "num_requests_waiting",
+    }
+    assert report(**{"endpoint-load-metrics-format": "proto"}) is None
+    assert report() is None
 
 
 def test_who_waits_does_so_for_capacity(serve: Serve, formula: FormulaModel) -> None:

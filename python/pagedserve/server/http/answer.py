@@ -36,6 +36,7 @@ class Answer(Response):
         streams: bool,
         media_type: str,
         stall_timeout: float,
+        headers: Callable[[], list[tuple[bytes, bytes]]],
         failure: Callable[[ServerError, Scope], bytes],
         on_end: Callable[[ServerError | None], None],
     ) -> None:
@@ -46,6 +47,7 @@ class Answer(Response):
             streams: Whether the chunks are events of a stream; else there is one chunk.
             media_type: Content type of a single chunk.
             stall_timeout: Seconds after which a client that reads nothing is disconnected.
+            headers: Returns further headers, when the response starts.
             failure: Creates the event of an error after the start of a stream.
             on_end: Called at the end, with the error that was sent to the client, if any.
         """
@@ -54,6 +56,7 @@ class Answer(Response):
         self._media_type = media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
+        self._more_headers = headers
         self._failure = failure
         self._on_end = on_end
         self._error: ServerError | None = None
@@ -91,7 +94,7 @@ class Answer(Response):
         except Exception as error:  # noqa: BLE001  # any error is sent to the client
             await self._refuse(error, scope, send)
             return
-        await send(_start(self._media_type, (b"content-length", str(len(whole)).encode())))
+        await send(self._start(self._media_type, (b"content-length", str(len(whole)).encode())))
         sending = send({"type": "http.response.body", "body": whole})
         with contextlib.suppress(TimeoutError):  # a client that does not read is cut off
             await asyncio.wait_for(sending, self._stall_timeout)
@@ -116,6 +119,11 @@ class Answer(Response):
             pulse.cancel()
         await send({"type": "http.response.body", "body": b""})
 
+    def _start(self, content_type: bytes, header: tuple[bytes, bytes]) -> Message:
+        """Status and headers of a response that is no error."""
+        headers = [(b"content-type", content_type), header, *self._more_headers()]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         self._error = reported(error)
         await error_response(self._error, scope)(scope, _nothing, send)
@@ -127,7 +135,7 @@ class Answer(Response):
         async with self._turn:  # the start is sent before a chunk of the other task
             if is_first:
                 kind = scope["api"].stream_type
-                await send(_start(kind, (b"cache-control", b"no-cache")))
+                await send(self._start(kind, (b"cache-control", b"no-cache")))
             await scope["send"]({"type": "http.response.body", "body": body, "more_body": True})
         self._num_sent += 1
 
@@ -147,12 +155,6 @@ class Answer(Response):
                     work.cancel()
             elif clock() - since > KEEP_ALIVE_SECONDS:
                 await self._send(scope, send, scope["api"].keep_alive)
-
-
-def _start(content_type: bytes, header: tuple[bytes, bytes]) -> Message:
-    """Status and headers of a response that is no error."""
-    headers = [(b"content-type", content_type), header]
-    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 async def _until_disconnected(receive: Receive) -> None:

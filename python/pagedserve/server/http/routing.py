@@ -12,6 +12,7 @@ from starlette.responses import Response
 from pagedserve.engine.stats import request_time
 from pagedserve.server.http.answer import Answer
 from pagedserve.server.http.errors import ServerError
+from pagedserve.server.http.load_report import FORMAT_HEADER, load_report
 from pagedserve.server.http.request_log import log_request, span_attributes
 from pagedserve.server.job import Job
 
@@ -92,11 +93,13 @@ def answer_id(prefix: str, request: Request, named: str | None) -> str:
 
 def job_response(job: Job, request: Request) -> Response:
     """Response of a job, which is logged and traced at its end."""
+    context, report_format = job.context, request.headers.get(FORMAT_HEADER)
     return Answer(
         job.answer(),
         streams=job.streams,
         media_type=job.media_type,
-        stall_timeout=job.context.args.stall_timeout,
+        stall_timeout=context.args.stall_timeout,
+        headers=partial(load_report, report_format, context.client.snapshot),
         failure=job.failure,
         on_end=partial(_request_ended, job, request),
     )
