@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from pagedserve.server.responses.tools import log_left_out
 from tests.server.conftest import Served
 from tests.server.test_responses import (
     CALL,
@@ -55,13 +56,14 @@ def test_tools_of_other_types_are_left_out(
     client: openai.OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pagedserve")
+    log_left_out.cache_clear()
     others = [{"type": "local_shell"}, {"type": "image_generation", "output_format": "png"}]
     for _ in range(2):
         answer = create(client, tools=[*others, WEATHER], **says("a"))
         assert [tool.name for tool in answer.tools] == ["weather"]
         assert answer.usage.input_tokens == len("Tweather|u:x;|a:")
-    (line,) = (message for message in caplog.messages if "'local_shell'" in message)
-    assert line.startswith("tools of type 'local_shell' are left out")
+    (line,) = (message for message in caplog.messages if "left out" in message)
+    assert line.startswith("tools of other types than function, custom and namespace")
     answer = create(client, tools=others, **says("a"))
     assert (answer.tools, answer.usage.input_tokens) == ([], len("u:x;|a:"))
 
@@ -107,7 +109,8 @@ def test_items_with_tools(client: openai.OpenAI) -> None:
     assert (call.name, call.namespace) == ("weather", "sky")
     assert first.usage.input_tokens == len("Ttime,sky__weather|u:x;|a:")
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
-    second = create(client, input=[output], previous_response_id=first.id, **says("a"))
+    # What is sent again replaces what was sent before.
+    second = create(client, input=[item, output], previous_response_id=first.id, **says("a"))
     prompt = "Tsky__weather|u:x;a:!sky__weatherRome;t:21=;|a:"
     assert second.usage.input_tokens == len(prompt)
     kept = client.responses.input_items.list(second.id, order="asc").data
@@ -142,6 +145,12 @@ def test_items_of_stored_responses_are_referred_to(server: Served, client: opena
         create(other, input=items)
     assert f"no item '{thinking.id}' is stored" in str(unknown.value)
     assert unknown.value.param == "input"
+    twice: Any = [{"id": call.id}, {"type": "item_reference", "id": call.id}]
+    with pytest.raises(openai.BadRequestError, match=r"refers to item '.*' 2 times; once"):
+        create(client, input=twice)
+    later = create(client, input=[*items, {"role": "user", "content": "z"}], **says("Ok."))
+    client.responses.delete(later.id)  # the second has them still
+    assert create(client, input=items, store=False, **says("Ok.")).output_text == "Ok."
     client.responses.delete(second.id)
     for dropped in (call.id, third.output[0].id):
         with pytest.raises(openai.NotFoundError, match=f"no item '{dropped}' is stored"):

@@ -1,7 +1,8 @@
 """Items of a conversation in the Responses API, and their messages for the chat template."""
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
@@ -9,7 +10,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
 from pagedserve.server.http.bounds import MAX_ID_CHARS
-from pagedserve.server.responses.tools import Tool, shown_name
+from pagedserve.server.responses.tools import Tool, name_of, shown_name
 from pagedserve.server.tools.cut_arguments import completed
 
 # Parts of a message: as in a chat's messages.
@@ -211,23 +212,35 @@ def new_id(kind: str) -> str:
 
 
 def references_of(given: str | Sequence[InputItem]) -> list[str]:
-    """Return the ids of the items that the input of a request refers to."""
+    """Return the ids of the items that the input of a request refers to.
+
+    Raises:
+        RequestError: It refers to an item twice, which a few bytes could multiply.
+    """
     if isinstance(given, str):
         return []
-    return [item.id for item in given if isinstance(item, ItemReference)]
+    found = [item.id for item in given if isinstance(item, ItemReference)]
+    for item_id, number in Counter(found).items():
+        if number > 1:
+            raise RequestError(
+                f"input refers to item {item_id!r:.300} {number} times; once is accepted",
+                param="input",
+            )
+    return found
 
 
-def items_of(given: str | Sequence[InputItem], stored: Iterable[Item] = ()) -> list[Item]:
+def items_of(given: str | Sequence[InputItem], stored: Mapping[str, Item]) -> list[Item]:
     """Return the input of a request as items in their full form, each with an id.
 
     Args:
         given: The input; "" has no items.
-        stored: Items among which are all those that it refers to.
+        stored: Items that it refers to, by their ids.
     """
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)] if given else []
-    known = {item.id: item for item in stored}
-    return [_in_full(known[item.id] if isinstance(item, ItemReference) else item) for item in given]
+    return [
+        _in_full(stored[item.id] if isinstance(item, ItemReference) else item) for item in given
+    ]
 
 
 def _in_full(item: Item) -> Item:
@@ -274,8 +287,9 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[dict[st
 
 
 def tools_of(items: Iterable[Item]) -> list[Tool]:
-    """Return the tools that items add to those of a request."""
-    return [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
+    """Return the tools that items add; a later one replaces an earlier one of its name."""
+    added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
+    return list({name_of(tool): tool for tool in added}.values())
 
 
 def _message_of(item: _MessageKinds) -> dict[str, Any]:

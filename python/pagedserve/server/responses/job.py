@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ from pagedserve.server.responses.items import ITEMS, Item, items_of, references_
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
-from pagedserve.server.responses.tools import Tool, known_tools, names_of_calls
+from pagedserve.server.responses.tools import Tool, known_tools, name_of, names_of_calls
 from pagedserve.server.tokenization import Tokenization, token_ids_of
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.
@@ -105,7 +105,8 @@ async def _conversation(
     if body.previous_response_id is not None:
         earlier = store.conversation((owner, body.previous_response_id))
     referred = store.with_items(owner, references_of(body.input))
-    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in (*earlier, *referred))
+    known = {id(stored): stored for stored in (*earlier, *referred.values())}.values()
+    num_bytes = body.num_bytes + sum(stored.num_bytes for stored in known)
     make_chat = partial(_chat, body, earlier, referred, num_bytes, context.text.max_num_chars)
     with renamed_fields(NAMES):
         return await context.for_body(make_chat, num_bytes=num_bytes)
@@ -114,19 +115,18 @@ async def _conversation(
 def _chat(
     body: ResponsesBody,
     earlier: Sequence[Stored],
-    referred: Sequence[Stored],
+    referred: Mapping[str, Stored],
     num_bytes: int,
     max_num_chars: int,
 ) -> tuple[list[Item], list[Tool], ChatBody]:
-    given = items_of(body.input, _turns(referred))
-    items = [*_turns(earlier), *given]
-    tools = [*body.tools, *tools_of(items)]
+    parsed = {id(stored): {item.id: item for item in stored.turn()} for stored in referred.values()}
+    known = {item_id: parsed[id(stored)][item_id] for item_id, stored in referred.items()}
+    given = items_of(body.input, known)
+    items = [*(item for stored in earlier for item in stored.turn()), *given]
+    own = {name_of(tool) for tool in body.tools}
+    tools = [*body.tools, *(tool for tool in tools_of(items) if name_of(tool) not in own)]
     chat = chat_of(body, items, tools, num_bytes=num_bytes, max_num_chars=max_num_chars)
     return given, tools, chat
-
-
-def _turns(responses: Sequence[Stored]) -> list[Item]:
-    return [item for stored in responses for item in stored.turn()]
 
 
 async def _prompts(body: ResponsesBody, chat: PreparedChat) -> list[Prompt]:

@@ -69,14 +69,17 @@ class ResponseStore:
     num_bytes: int = 0
     running: dict[Key, Callable[[], dict[str, Any]]] = field(default_factory=dict)
     _stored: OrderedDict[Key, Stored] = field(default_factory=OrderedDict)
-    # The last response with an item, by the owner and the id of the item.
-    _with_item: dict[Key, Key] = field(default_factory=dict)
+    # Responses with an item, the last of them last, by the owner and the id of the item.
+    _with_item: dict[Key, dict[Key, None]] = field(default_factory=dict)
 
     def put(self, key: Key, stored: Stored) -> None:
         """Store a response, which has ended; drop the least recently used ones beyond the bound."""
         self.running.pop(key, None)
+        if stored.num_bytes > self.max_bytes:
+            return
         self._stored[key] = stored
-        self._with_item |= dict.fromkeys(_item_keys(key, stored), key)
+        for item_key in _item_keys(key, stored):
+            self._with_item.setdefault(item_key, {})[key] = None
         self.num_bytes += stored.num_bytes
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._stored)))
@@ -110,21 +113,22 @@ class ResponseStore:
         stored = self._stored.pop(key)
         self.num_bytes -= stored.num_bytes
         for item_key in _item_keys(key, stored):
-            if self._with_item.get(item_key) == key:
+            self._with_item[item_key].pop(key, None)
+            if not self._with_item[item_key]:
                 del self._with_item[item_key]
 
-    def with_items(self, owner: bytes, item_ids: Iterable[str]) -> list[Stored]:
-        """Return the responses that have items of these ids.
+    def with_items(self, owner: bytes, item_ids: Iterable[str]) -> dict[str, Stored]:
+        """Return the last response that has each item, by the item's id.
 
         Raises:
             ServerError: 404, one of the items is not stored.
         """
-        keys: dict[Key, None] = {}
+        found = {}
         for item_id in item_ids:
-            if (key := self._with_item.get((owner, item_id))) is None:
+            if (keys := self._with_item.get((owner, item_id))) is None:
                 raise _unknown(f"item {item_id!r:.300}", "input")
-            keys[key] = None
-        return [self.get(key) for key in keys]
+            found[item_id] = self.get(next(reversed(keys)))
+        return found
 
     def conversation(self, key: Key, *, named_by: str = "previous_response_id") -> list[Stored]:
         """Return a response and those that it continues, oldest first.
@@ -138,9 +142,9 @@ class ResponseStore:
         return found[::-1]
 
 
-def _item_keys(key: Key, stored: Stored) -> list[Key]:
+def _item_keys(key: Key, stored: Stored) -> set[Key]:
     """Owner and id of each item of a response."""
-    return [(key[0], item_id) for item_id in stored.item_ids]
+    return {(key[0], item_id) for item_id in stored.item_ids}
 
 
 def _unknown(what: str, named_by: str) -> ServerError:

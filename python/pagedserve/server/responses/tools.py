@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -63,7 +63,7 @@ class OtherTool(NullsLeftOut):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: str
+    type: str = Field(max_length=_MAX_NAME_CHARS)
 
 
 KnownTool: TypeAlias = Annotated[
@@ -90,20 +90,22 @@ Tool: TypeAlias = Annotated[
 
 
 def known_tools(tools: Iterable[Tool]) -> list[KnownTool]:
-    """Return the tools that are not left out, and log the types of the others."""
-    found: list[KnownTool] = []
-    for tool in tools:
-        if isinstance(tool, OtherTool):
-            _log_left_out(tool.type)
-        else:
-            found.append(tool)
-    return found
+    """Return the tools that are not left out."""
+    return [tool for tool in tools if not isinstance(tool, OtherTool)]
 
 
-@lru_cache(maxsize=64)
-def _log_left_out(kind: str) -> None:
-    """Log that tools of a type are left out, once for the type."""
-    logger.info("tools of type %.80r are left out of requests: this server does not run them", kind)
+@cache
+def log_left_out() -> None:
+    """Log, once, that tools are left out."""
+    logger.info(
+        "tools of other types than function, custom and namespace are left out of requests: this "
+        "server does not run them"
+    )
+
+
+def name_of(tool: Tool) -> str:
+    """Name of a tool or a namespace; of others the type."""
+    return tool.type if isinstance(tool, OtherTool) else tool.name
 
 
 def shown_name(namespace: str | None, name: str) -> str:
@@ -118,7 +120,10 @@ def shown_tools(tools: Iterable[Tool]) -> list[CallableTool]:
         RequestError: Such a name is too long.
     """
     found: list[CallableTool] = []
-    for tool in known_tools(tools):
+    for tool in tools:
+        if isinstance(tool, OtherTool):
+            log_left_out()
+            continue
         if not isinstance(tool, NamespaceTool):
             found.append(tool)
             continue
