@@ -339,14 +339,15 @@ def test_a_deadline_is_an_answer(hearing: Served, monkeypatch: pytest.MonkeyPatc
     assert "aborted before the transcript was complete" in answer.json()["error"]["message"]
 
 
-def test_more_chunks_than_the_queue_has_places_run_in_turn(whisper: Path, hearing: Served) -> None:
+def test_no_more_than_its_limits(whisper: Path) -> None:
     args = ServerArgs(port=0, uvicorn_log_level="warning", max_num_queued_reqs=0)
     engine_args = EngineArgs(
         str(whisper), num_gpu_blocks=256, max_num_seqs=2, use_tqdm_on_load=False
     )
     with Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served:
-        answer = post(served, file_of(long_sound()))
-        assert answer.json() == post(hearing, file_of(long_sound())).json()
+        refused = told(post(served, file_of(long_sound())))
+        assert "sequences; at most 2 are accepted" in refused
+        assert post(served, file_of(sounds(1)[0])).status_code == 200
         served.wait_until_idle()
 
 

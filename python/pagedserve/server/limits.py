@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from pagedserve.engine.client import EngineClient
-from pagedserve.server.http.bounds import MAX_SEQS
 from pagedserve.server.http.errors import ServerError, UnavailableError
 
 # Waiting sequences that are accepted by default even if few can run: evaluations and load tests
@@ -87,7 +86,7 @@ class Admission:
 
         Raises:
             UnavailableError: The queue is full.
-            ServerError: 400, the request has too many sequences.
+            ServerError: 400, the request exceeds the limit alone.
         """
         self._check_seqs(num_seqs)
         num_tokens = sum(prompts.values())
@@ -106,20 +105,17 @@ class Admission:
                 self._ends.clear()
 
     def _check_seqs(self, num_seqs: int) -> None:
-        most = max(self.most, MAX_SEQS)
-        if num_seqs > most:
+        if num_seqs > self.most:
             raise ServerError(
-                400, f"the request has {num_seqs} sequences; at most {most} are accepted"
+                400, f"the request has {num_seqs} sequences; at most {self.most} are accepted"
             )
-        # A request that exceeds the limit alone waits in an empty queue.
-        most_before = self.max_num_seqs if num_seqs > self.most else self.most - num_seqs
-        if self.num_seqs > most_before:
+        if self.num_seqs + num_seqs > self.most:
             self.num_refused["max_num_queued_reqs"] += 1
             num_ended = sum(seqs for _, seqs, _ in self._ends)
             raise UnavailableError(
                 f"{self.num_seqs} sequences run or wait; at most {self.most} are accepted, and the "
                 f"request has {num_seqs}",
-                retry_after=self._seconds_for(self.num_seqs - most_before, num_ended),
+                retry_after=self._seconds_for(self.num_seqs + num_seqs - self.most, num_ended),
             )
 
     def _check_tokens(self, num_tokens: int, most: int) -> None:
