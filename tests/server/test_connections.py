@@ -127,6 +127,18 @@ def test_what_is_no_http_gets_an_error_of_the_api(served: Served) -> None:
     assert served.complete(prompt=PROMPT, max_tokens=1).status_code == 200
 
 
+def test_a_refused_header_before_what_is_no_http_is_refused_once(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(served) as connection:
+        lines = b"".join(b"X-%d: a\r\n" % number for number in range(MAX_HEADERS + 44))
+        push(connection, b"GET /version HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\ngarbage\r\n\r\n")
+        status, error = answered(connection)
+        assert (status, "the header is too large" in error["message"]) == (431, True)
+        assert connection.recv(1) == b""
+    assert not caplog.records
+
+
 def test_a_length_of_thousands_of_digits_is_too_large(served: Served) -> None:
     with connected(served) as connection:
         push(connection, POST, b"Content-Length: " + b"0" * 5000 + b"2\r\n\r\n{}")
@@ -211,6 +223,7 @@ def test_bodies_that_arrive_are_bounded_together(serve: Serve) -> None:
 
 
 def test_a_connection_idles_longer_than_in_pools_of_clients(served: Served) -> None:
+    assert served._server.config.timeout_keep_alive == 75  # in those of proxies up to 60
     pool = httpx.Limits(keepalive_expiry=None)  # the default is 5 s
     with httpx.Client(base_url=served.http.base_url, limits=pool) as client:
         assert client.get("/health").status_code == 200

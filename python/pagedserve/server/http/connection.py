@@ -133,7 +133,8 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._parse(memoryview(data))
         except HttpParserError:
-            self._refuse(ServerError(400, "the request is not valid HTTP/1.1"))
+            if not self._is_refused:
+                self._refuse(ServerError(400, "the request is not valid HTTP/1.1"))
         if not self._is_open():
             return
         if self._in_header and self._num_fed > MAX_HEADER_BYTES:
