@@ -377,13 +377,16 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
     harmless = {
         "prompt_cache_key": "a",
         "prompt_cache_options": {"mode": "explicit"},
-        "lora_path": "a",
+        "model": "formula",
+        "lora_path": "formula",
         "num_beams": 1,
     }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
     assert shared.http.post("/v1/chat/completions", json=given).status_code == 200
-    refused = shared.http.post("/v1/chat/completions", json=given | {"num_beams": 2})
-    assert refused.json()["error"]["message"] == "num_beams is 2; it is not supported here"
+    for name, value in (("num_beams", 2), ("lora_path", "a")):
+        refused = shared.http.post("/v1/chat/completions", json=given | {name: value})
+        said = f"{name} is {value!r}; it is not supported here"
+        assert refused.json()["error"]["message"] == said
 
 
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:

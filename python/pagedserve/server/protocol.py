@@ -37,7 +37,6 @@ HARMLESS: Final = frozenset(
         "session_id",
         "verbosity",
         "guided_decoding_backend",
-        "lora_path",  # sglang's load generator sends it beside the name of an adapter
     }
 )
 
@@ -46,6 +45,7 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none",),
     "num_beams": (1,),
+    "lora_path": (),
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (),
@@ -101,6 +101,8 @@ class EngineBody(SizedBody):
             RequestError: The first of them.
         """
         for name, value in (self.model_extra or {}).items():
+            if name == "lora_path" and value == self.model:
+                continue  # sglang's load generator names an adapter twice
             if name in self.absent:
                 if value is not None and value not in self.absent[name]:
                     raise RequestError(
