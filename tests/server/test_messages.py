@@ -207,7 +207,7 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-            "messages.0.content.0: Input tag 'document'",
+            "messages.0.content.0.type is 'document'; accepted are",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]},

@@ -383,7 +383,7 @@ def test_items_are_messages_of_a_chat() -> None:
         {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
         for name, function, arguments in (("c1", "f", "{}"), ("c2", "g", '{"a": 1}'))
     ]
-    items = items_of(ITEMS.validate_python(given))
+    items = items_of(ITEMS.validate_python(given), {})
     assert messages_of("i", items) == [
         {"role": "system", "content": "i\n\nd"},
         {
@@ -406,7 +406,7 @@ def test_reasoning_items_of_one_turn_are_joined() -> None:
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
         for text in ("one, ", "two")
     ]
-    assert messages_of(None, items_of(ITEMS.validate_python(given))) == [
+    assert messages_of(None, items_of(ITEMS.validate_python(given), {})) == [
         {"role": "assistant", "content": "", "reasoning": "one, two"}
     ]
 
@@ -640,13 +640,13 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"input": ""}, "input", "input is empty"),
     ({"input": []}, "input", "input is empty"),
     ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
-    ({"input": [{"type": ["message"]}]}, "input", "item_type()"),
+    ({"input": [{"type": ["message"]}]}, "input", "input.items.0.type is missing or no string"),
     ({"input": [None]}, "input", "object"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input", "role"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "a"}]}]},
         "input",
-        "input.items.0.message.content.parts.0: Input tag 'input_file' found using 'type'",
+        "input.items.0.message.content.parts.0.type is 'input_file'; accepted are",
     ),
     (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
@@ -660,7 +660,7 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": -1}, "temperature", "temperature is -1"),
-    ({"tools": [{"name": "weather"}]}, "tools", "_kind_of()"),
+    ({"tools": [{"name": "weather"}]}, "tools", "tools.0.type is missing or no string; it is"),
     ({"tools": [{"type": "function"}]}, "tools", "name"),
     (
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},

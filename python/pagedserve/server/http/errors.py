@@ -146,6 +146,11 @@ def _problem(problem: Mapping[str, Any]) -> str:
         return f"the body is not JSON: {problem['ctx']['error']} at character {place}"
     if problem["type"] == "missing":
         return f"{place or 'the body'} is missing; it is required"
+    if problem["type"] == "union_tag_not_found":
+        return f"{place}.type is missing or no string; it is required"
+    if problem["type"] == "union_tag_invalid":
+        tag, tags = problem["ctx"]["tag"], problem["ctx"]["expected_tags"]
+        return f"{place}.type is {tag!r:.300}; accepted are {tags}"
     if problem["type"] == "model_type":  # the message names a class of this package
         message = f"{_MUST}an object"
     if not message.startswith(_MUST):
