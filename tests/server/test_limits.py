@@ -153,6 +153,10 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
     ),
     ("text_1", "texts"): ("score", lambda n: {"text_1": texts(n)}),
     ("text_2", "texts"): ("score", lambda n: {"text_2": texts(n)}),
+    ("queries", "texts"): ("score", lambda n: {"queries": texts(n)}),
+    ("items", "texts"): ("score", lambda n: {"items": texts(n)}),
+    ("data_1", "texts"): ("score", lambda n: {"data_1": texts(n)}),
+    ("data_2", "texts"): ("score", lambda n: {"data_2": texts(n)}),
     ("documents", "documents"): ("rerank", lambda n: {"documents": texts(n)}),
     ("tokens", "token ids"): ("detokenize", lambda n: {"tokens": [5] * n}),
     ("request_ids", "ids"): ("abort", lambda n: {"request_ids": texts(n)}),
@@ -167,6 +171,7 @@ ELSEWHERE: Final = {
     "state": 400,  # has more tokens than elements
     "text_1": 400,
     "text_2": 400,
+    **dict.fromkeys(("queries", "items", "data_1", "data_2"), 400),
     "documents": 400,
     "lora_name": 400,  # enable_lora is not given
     "lora_path": 400,

@@ -35,8 +35,6 @@ MAX_FORM_FIELDS: Final = 64
 MAX_FORM_BYTES: Final = 1 << 20
 # Prompts per request.
 MAX_PROMPTS: Final = 1024
-# Sequences per request, unless more may run or wait; all of a whole response are held.
-MAX_SEQS: Final = 1 << 14
 # Log-probabilities of prompt tokens in all choices of a completion, some 256 MiB.
 MAX_PROMPT_LOGPROBS: Final = 1 << 22
 # Characters of a request id, which is in the log and in every chunk of a stream.
@@ -107,6 +105,10 @@ BOUNDS: Final = (
     Bound("tools", 512, "tools"),
     Bound("text_1", 1024, "texts"),
     Bound("text_2", 1024, "texts"),
+    Bound("queries", 1024, "texts"),
+    Bound("items", 1024, "texts"),
+    Bound("data_1", 1024, "texts"),
+    Bound("data_2", 1024, "texts"),
     Bound("documents", 1024, "documents"),
     Bound("tokens", MODEL_LENGTH, "token ids"),
     Bound("request_ids", 1024, "ids"),
@@ -124,6 +126,7 @@ MAX_FIELD_CHARS: Final = max(
 TEXT_FIELDS: Final = frozenset(
     {
         *("prompt", "suffix", "input", "instructions", "query", "text_1", "text_2"),
+        *("queries", "documents", "items", "data_1", "data_2"),
         *("messages", "system", "state"),
     }
 )
