@@ -87,7 +87,7 @@ class SpeechJob(TokenJob):
         yield json.dumps(shown).encode()
 
     async def _deltas(self) -> AsyncGenerator[str, None]:
-        """Parts of the text, in order."""
+        """Deltas of the text, in order."""
         texts = _TextsInOrder()
         async with aclosing(self.outputs()) as outputs:
             async for place, output in outputs:

@@ -57,7 +57,7 @@ class TokenizerInfo(BaseModel):
     tokenizer_class: str
     model_max_length: int
     added_tokens_decoder: dict[int, str]
-    chat_template: str | dict[str, str] | None
+    chat_template: str | None
 
 
 class DecodedText(BaseModel):
