@@ -56,7 +56,8 @@ def test_refusals_name_the_option(
 def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     # Port 1 is nobody's: those below 1024 are given to known services alone.
     assert "no server answers at http://127.0.0.1:1" in refusal(capsys, "--port", "1")
-    assert "is no address of a server" in refusal(capsys, "--base-url", "nonsense")
+    argv = ("--base-url", "nonsense", "--ready-check-timeout-sec", "600")
+    assert "is no address of a server" in refusal(capsys, *argv)
 
 
 def test_a_server_without_models_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedserve.bench.client import first_model
 from pagedserve.cli import main
-from pagedserve.errors import ConfigError
 from tests.support.openai_server import (
     DONE,
     MODEL,
@@ -180,18 +178,13 @@ def test_pooling_models(capsys: pytest.CaptureFixture[str], backend: str, path: 
 def test_a_server_that_starts_is_waited_for(
     capsys: pytest.CaptureFixture[str], server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probes: list[str] = []
-
-    async def probe(session: Any, url: str) -> str | None:
-        probes.append(url)
-        if len(probes) == 1:
-            raise ConfigError(f"no server answers at {url}")
-        return await first_model(session, url)
-
-    monkeypatch.setattr("pagedserve.bench.serve.first_model", probe)
     monkeypatch.setattr("pagedserve.bench.serve._READY_CHECK_SECONDS", 0.0)
+    server.num_not_ready = 2
     result = measured(capsys, server, *SMALL, "--ready-check-timeout-sec", "600")
-    assert (result["completed"], len(probes)) == (12, 2)
+    assert (result["completed"], server.num_not_ready) == (12, 0)
+    server.num_not_ready = 1
+    assert bench(server, *SMALL, "--model", MODEL) == 2
+    assert f"the server at {server.url} is not ready: status 503" in capsys.readouterr().err
 
 
 def test_chat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,12 +78,14 @@ class FakeServer:
 
     Attributes:
         url: Where it listens.
+        num_not_ready: So many further requests of ``/v1/models`` have status 503.
         received: The requests that it was asked to answer, in the order in which they came.
         most_at_once: How many of them were being answered at one moment, at most.
     """
 
     def __init__(self, answer: Callable[[int, Received], Reply]) -> None:
         self.url = ""
+        self.num_not_ready = 0
         self.received: list[Received] = []
         self.most_at_once = 0
         self._answer = answer
@@ -94,7 +96,10 @@ class FakeServer:
         """Serve one connection until either side closes it."""
         try:
             while (request := await _read(reader)) is not None:
-                if request.path == "/v1/models":
+                if request.path == "/v1/models" and self.num_not_ready:
+                    self.num_not_ready -= 1
+                    writer.write(_head(503, {"Content-Length": "0"}))
+                elif request.path == "/v1/models":
                     models = json.dumps({"data": [{"id": MODEL}]}).encode()
                     writer.write(_head(200, {"Content-Length": str(len(models))}) + models)
                 elif not await self._reply(request, writer):

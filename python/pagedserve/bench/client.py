@@ -23,7 +23,8 @@ from pagedserve.bench.stream import AnswerReader, EventReader
 from pagedserve.errors import ConfigError
 
 _OK = 200
-_REFUSALS = (429, 503)
+_UNAVAILABLE = 503
+_REFUSALS = (429, _UNAVAILABLE)
 _MESSAGE_LENGTH = 200
 
 # Servers close idle connections, uvicorn after 5 seconds.  A request sent at that moment fails, so
@@ -33,6 +34,10 @@ _IDLE_SECONDS = 3.0
 
 # Timeout for listing the models.
 _PROBE_SECONDS = 30.0
+
+
+class NotReadyError(ConfigError):
+    """No server responds at the address yet, or it is loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +75,21 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str | No
     """The first model that a server lists; None if it lists none.
 
     Raises:
-        ConfigError: No server responds at the address.
+        NotReadyError: No server responds at the address, or it responds with status 503.
+        ConfigError: The address is invalid.
     """
     url = f"{base_url}/v1/models"
+    timeout = aiohttp.ClientTimeout(_PROBE_SECONDS)
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(_PROBE_SECONDS)) as response:
-            answer = await response.json(content_type=None) if response.status == _OK else {}
+        async with session.get(url, timeout=timeout, raise_for_status=True) as response:
+            answer = await response.json(content_type=None)
         return str(answer["data"][0]["id"])
     except (aiohttp.ClientConnectionError, TimeoutError) as error:
-        raise ConfigError(f"no server answers at {base_url}: {_said(error)}") from error
+        raise NotReadyError(f"no server answers at {base_url}: {_said(error)}") from error
+    except aiohttp.ClientResponseError as error:
+        if error.status != _UNAVAILABLE:
+            return None
+        raise NotReadyError(f"the server at {base_url} is not ready: status 503") from error
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"{base_url} is no address of a server") from error
     except (aiohttp.ClientError, LookupError, TypeError, ValueError):

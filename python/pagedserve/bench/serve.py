@@ -14,7 +14,7 @@ import aiohttp
 from tqdm import tqdm
 
 from pagedserve.bench.api import APIS, bearer, request_body
-from pagedserve.bench.client import Client, Job, first_model, open_session
+from pagedserve.bench.client import Client, Job, NotReadyError, first_model, open_session
 from pagedserve.bench.drive import Run, drive
 from pagedserve.bench.figures import Figures, figures_of
 from pagedserve.bench.load import BenchRequest, Load, make_load, warmup_requests
@@ -31,7 +31,7 @@ def bench_serve(options: BenchOptions) -> None:
     """Measure a server and report.
 
     Raises:
-        ConfigError: No server responds, no model is known, or the result cannot be written.
+        ConfigError: No server is ready, no model is known, or the result cannot be written.
         RequestError: A dataset is invalid, or no request was completed.
         KeyboardInterrupt: Ctrl-C; the results so far have been reported.
     """
@@ -78,7 +78,7 @@ async def _offered_model(options: BenchOptions, session: aiohttp.ClientSession) 
     while True:
         try:
             return await first_model(session, options.server_url())
-        except ConfigError:
+        except NotReadyError:
             if time.monotonic() >= deadline:
                 raise
         await asyncio.sleep(_READY_CHECK_SECONDS)
