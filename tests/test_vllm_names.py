@@ -252,11 +252,21 @@ def test_options_that_a_user_may_expect_an_effect_of_are_logged(
 
 def test_options_of_a_script_replace_hidden_ones() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--node-rank", type=str)
+    parser.add_argument("--grpc-port", type=str)
     EngineArgs.add_cli_args(parser)
     parser.add_argument("--log-level", type=str)
-    given = parser.parse_args(["--model", "a", "--node-rank", "0", "--log-level", "5"])
-    assert (given.node_rank, given.log_level) == ("0", "5")
+    parser.add_argument("--chat-template")
+    argv = "--model a --grpc-port 0 --log-level 5 --chat-template x.jinja"
+    given = parser.parse_args(argv.split())
+    assert (given.grpc_port, given.log_level) == ("0", "5")
+    assert EngineArgs.from_cli_args(given) == EngineArgs("a")
+
+
+@pytest.mark.parametrize("command", ["serve", "run-batch -i a -o b"])
+def test_options_of_vllms_server_are_refused_by_name(command: str) -> None:
+    argv = [*command.split(), "--model", "a", "--grpc-port", "5"]
+    with pytest.raises(ConfigError, match="grpc_port is 5, which is not supported: a server"):
+        read_args(make_parser().parse_args(argv))
 
 
 def test_short_options_have_their_effect() -> None:

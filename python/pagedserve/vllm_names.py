@@ -68,6 +68,35 @@ def _absent(
 
 _NO_PREFILL_LIMIT: Final = "max_num_batched_tokens alone limits the prompts of a step"
 
+# Options of vLLM's server that are no fields of its ``EngineArgs``.
+ABSENT_SERVER_OPTIONS: Final[dict[str, Absent]] = {
+    **_absent("chat_template", (None,), "give chat_template to LLM.chat, or to a server"),
+    **_absent("tool_server", (None, ""), "tools are called by the client"),
+    **_absent("tool_strict_level", ("auto", None), "give strict of each tool in requests"),
+    **_absent(
+        "anthropic_disabled_thinking_effort",
+        ("auto", None),
+        "thinking that is disabled is a variable of the chat template",
+    ),
+    **_absent("middleware", (None, []), "a server loads no middleware"),
+    **_absent("grpc_port", (None,), "a server serves HTTP alone"),
+    **_absent(
+        "tokens_only enable_scale_out", (False, None), "a server has the routes of its API alone"
+    ),
+    **_absent(
+        "fingerprint_value",
+        (None,),
+        "responses have null as their fingerprint",
+    ),
+    **_absent("api_server_count", (1, None), "one process serves HTTP"),
+    **_absent("chat_template_content_format", ("auto", None), "found from the chat template"),
+    **_absent(
+        "return_tokens_as_token_ids",
+        (False, None),
+        "give return_tokens_as_token_ids in requests to a server",
+    ),
+}
+
 ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent(
         "pipeline_parallel_size", (1, None), "give tensor_parallel_size, which splits every layer"
@@ -199,7 +228,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "structured_outputs of a request has these options",
     ),
     **_absent("reasoning_parser reasoning_parser_plugin", ("", None), "give reasoning_config"),
-    **_absent("chat_template", (None,), "give chat_template to LLM.chat, or to a server"),
     **_absent("logits_processor_pattern", (None,), "give logits_processors"),
     **_absent(
         "pooler_config override_pooler_config",
@@ -230,31 +258,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "per_request_spec_decode_metrics", ("none", None), "counts of draft tokens are metrics"
     ),
     **_absent("stream_interval", (1, None), "give stream_interval in requests to a server"),
-    # Options of vLLM's server.
-    **_absent("tool_server", (None, ""), "tools are called by the client"),
-    **_absent("tool_strict_level", ("auto", None), "give strict of each tool in requests"),
-    **_absent(
-        "anthropic_disabled_thinking_effort",
-        ("auto", None),
-        "thinking that is disabled is a variable of the chat template",
-    ),
-    **_absent("middleware", (None, []), "a server loads no middleware"),
-    **_absent("grpc_port", (None,), "a server serves HTTP alone"),
-    **_absent(
-        "tokens_only enable_scale_out", (False, None), "a server has the routes of its API alone"
-    ),
-    **_absent(
-        "fingerprint_value",
-        (None,),
-        "responses have null as their fingerprint",
-    ),
-    **_absent("api_server_count", (1, None), "one process serves HTTP"),
-    **_absent("chat_template_content_format", ("auto", None), "found from the chat template"),
-    **_absent(
-        "return_tokens_as_token_ids",
-        (False, None),
-        "give return_tokens_as_token_ids in requests to a server",
-    ),
+    **ABSENT_SERVER_OPTIONS,
 }
 
 # Sampling parameters of vLLM that are not supported, with the values that change nothing.
@@ -502,6 +506,11 @@ HINTS: Final[dict[str, str]] = {
     **_NOTED_VALUES,
 }
 
+# vLLM's names of options of an engine.
+ENGINE_NAMES: Final = tuple(
+    name for name in (*ALIASES, *ABSENT_OPTIONS, *HINTS) if name not in ABSENT_SERVER_OPTIONS
+)
+
 
 def is_neutral(value: object, neutral: Collection[object]) -> bool:
     """Whether a value is one of those; True is not 1 here, 0 is not False, and 0.0 is 0."""
@@ -607,12 +616,14 @@ def takes_vllm_names(arguments: type[T]) -> type[T]:
     return takes_names(lambda given: own_options(given, own))(arguments)
 
 
-def add_hidden_arguments(parser: argparse.ArgumentParser) -> None:
+def add_hidden_arguments(
+    parser: argparse.ArgumentParser, names: Collection[str] = ENGINE_NAMES
+) -> None:
     """Accept vLLM's names on a command line, hidden; not given, they are not in the namespace.
 
     Options of a script by the same names, added before or later, replace them.
     """
-    flags = {f"--{name.replace('_', '-')}": name for name in (*ALIASES, *ABSENT_OPTIONS, *HINTS)}
+    flags = {f"--{name.replace('_', '-')}": name for name in names}
     own = parser._option_string_actions.keys()  # noqa: SLF001  # argparse has no other names
     for flag, name in sorted((flags | _SHORT).items()):
         if flag not in own:

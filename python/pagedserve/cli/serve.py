@@ -19,6 +19,7 @@ from pagedserve.host_ops.heap import share_one_heap
 from pagedserve.native.choice import choose_backend
 from pagedserve.server.log import set_up_logging
 from pagedserve.server.options import ServerArgs
+from pagedserve.vllm_names import ABSENT_SERVER_OPTIONS, add_hidden_arguments, own_options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -68,6 +69,7 @@ def add_model_parser(
         max_num_batched_tokens=default_step_tokens(STEP_TOKENS),
     )
     add_server_args(parser)
+    add_hidden_arguments(parser, ABSENT_SERVER_OPTIONS)
     # Whether the model supports them is known later: `pagedserve.engine.defaults.server_defaults`.
     parser.set_defaults(
         enable_chunked_prefill=None, enable_prefix_caching=None, max_num_batched_tokens=None
@@ -98,6 +100,8 @@ def read_args(
         for argument in dataclasses.fields(arguments):  # an engine may refuse it by the same name
             if hasattr(options, argument.name):
                 delattr(options, argument.name)
+    absent = {key: value for key, value in vars(options).items() if key in ABSENT_SERVER_OPTIONS}
+    own_options(absent, own=())
     engine_args = EngineArgs.from_cli_args(options)
     if server_args.reasoning_parser is not None and engine_args.reasoning_config is None:
         known = REASONING_FORMATS[server_args.reasoning_parser]

@@ -25,9 +25,7 @@ from pagedserve.config.scheduler import SchedulerArgs
 from pagedserve.config.speculative import SpeculativeArgs
 from pagedserve.errors import ConfigError
 from pagedserve.vllm_names import (
-    ABSENT_OPTIONS,
-    ALIASES,
-    HINTS,
+    ENGINE_NAMES,
     add_hidden_arguments,
     own_options,
     takes_vllm_names,
@@ -169,7 +167,7 @@ class EngineArgs(  # lists the fields of its last base first
         Raises:
             ConfigError: An invalid value.
         """
-        names = [*(option.name for option in fields(cls)), *ALIASES, *ABSENT_OPTIONS, *HINTS]
+        names = (*(option.name for option in fields(cls)), *ENGINE_NAMES)
         return cls(**{name: getattr(namespace, name) for name in names if hasattr(namespace, name)})
 
 
