@@ -250,6 +250,28 @@ def test_options_that_a_user_may_expect_an_effect_of_are_logged(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("disable_fastapi_docs", "/openapi.json describes a server, and no other pages exist"),
+        ("language_model_only", "limit_mm_per_prompt={'image': 0} refuses images"),
+    ],
+)
+def test_a_log_line_says_what_a_flag_leaves_as_it_is(
+    caplog: pytest.LogCaptureFixture, name: str, reason: str
+) -> None:
+    assert EngineArgs("smollm2", **cast("Any", {name: True})) == EngineArgs("smollm2")
+    assert caplog.messages == [f"{name} is True, which has no effect: {reason}"]
+
+
+@pytest.mark.parametrize("name", ["mamba_cache_dtype", "mamba_ssm_cache_dtype"])
+def test_dtypes_of_states_are_those_of_the_model(name: str) -> None:
+    for neutral in ("auto", None):
+        assert EngineArgs("a", **cast("Any", {name: neutral})) == EngineArgs("a")
+    with pytest.raises(ConfigError, match=f"{name} is 'float32', which is not supported: states"):
+        EngineArgs("a", **cast("Any", {name: "float32"}))
+
+
 def test_options_of_a_script_replace_hidden_ones() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--grpc-port", type=str)

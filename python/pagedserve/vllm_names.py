@@ -156,6 +156,11 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
         "kv_sharing_fast_prefill", (False, None), "every layer computes all tokens of a prompt"
     ),
     **_absent(
+        "mamba_cache_dtype mamba_ssm_cache_dtype",
+        ("auto", None),
+        "states have the dtype of the modules that compute them",
+    ),
+    **_absent(
         "quantization_param_path", (None,), "scales of keys and values are computed with them"
     ),
     **_absent("override_attention_dtype", (None,), "attention has the dtype of the KV cache"),
@@ -314,9 +319,10 @@ _NOTED_FLAGS: Final = {
     **dict.fromkeys(
         ("enable_expert_parallel", "enable_eplb"), "tensor_parallel_size splits each expert"
     ),
-    "language_model_only": "limit_mm_per_prompt limits images",
+    "language_model_only": "limit_mm_per_prompt={'image': 0} refuses images",
     "enable_log_outputs": "log_prompts logs prompts and outputs",
     "enable_per_request_metrics": "GET /metrics has the times of requests",
+    "disable_fastapi_docs": "/openapi.json describes a server, and no other pages exist",
     "enable_ssl_refresh": "certificates are read at the start",
 }
 _NOTED_VALUES: Final = {
@@ -374,7 +380,6 @@ _HINT_FLAGS: Final = frozenset(
         "fail_on_environ_validation",
         "guided_decoding_disable_fallback",
         "dcp_q_replicate",
-        "disable_fastapi_docs",
         "enable_offline_docs",
         "log_error_stack",
         "enable_log_deltas",
@@ -480,8 +485,6 @@ _HINT_VALUES: Final = frozenset(
         "renderer_num_workers",
         "kv_cache_metrics_sample",
         "jit_monitor_mode",
-        "mamba_cache_dtype",
-        "mamba_ssm_cache_dtype",
         "mamba_block_size",
         "mamba_cache_mode",
         "mamba_backend",
