@@ -51,6 +51,19 @@ def test_a_process_that_exits_at_once_leaves_no_application(
     engine.shutdown()
 
 
+def test_replicas_have_the_options_of_the_call() -> None:
+    from pagedserve.deploy.application import deploy, replicas
+
+    args = EngineArgs(model="formula", load_format="dummy")
+    application: Any = replicas(args, DeployArgs())
+    args.tensor_parallel_size = 2
+    (bound, _) = application._bound_deployment.init_args
+    assert bound == EngineArgs(model="formula", load_format="dummy")
+    for build in (replicas, deploy):
+        with pytest.raises(ConfigError, match="load_format is 'dummy', and tensor_parallel_size"):
+            build(args, DeployArgs())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

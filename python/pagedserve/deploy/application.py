@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,15 @@ def replicas(
     """Build an application with replicas of an engine, for ``serve.run``.
 
     Args:
-        engine_args: Options of each engine.
+        engine_args: Options of each engine, which are copied.
         deploy_args: Options of the deployment.
         stall_timeout: Seconds without a completed step after which a replica is replaced.
 
     Raises:
-        ConfigError: Ranks are to be started by Ray without reserving resources.
+        ConfigError: Ranks are to be started by Ray without reserving resources, or options
+            contradict each other.
     """
+    engine_args = replace(engine_args)
     router: Any = f"{PrefixRouter.__module__}.{PrefixRouter.__qualname__}"
     cpus, gpus = deploy_args.replica_num_cpus, deploy_args.replica_num_gpus
     placed: dict[str, Any] = {}
@@ -87,7 +90,7 @@ def deploy(
         The engine of the replicas; it is still loading.
     """
     return ReplicatedEngine(
-        partial(_start, engine_args, deploy_args, stall_timeout),
+        partial(_start, replace(engine_args), deploy_args, stall_timeout),
         partial(_end, deploy_args.app_name, owns_cluster=deploy_args.ray_address is None),
     )
 
