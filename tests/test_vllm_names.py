@@ -167,8 +167,12 @@ def test_a_task_of_pooling_is_a_runner(task: str) -> None:
     options: dict[str, Any] = {"task": task}
     pooling = EngineArgs("a", runner="pooling")
     assert EngineArgs("a", **options) == EngineArgs("a", runner="pooling", **options) == pooling
+    assert EngineArgs("a", runner=None, **options) == pooling
+    assert EngineArgs("a", **options, runner=None) == pooling
     with pytest.raises(ConfigError, match="task and runner are the same option"):
         EngineArgs("a", runner="generate", **options)
+    with pytest.raises(ConfigError, match="runner and task are the same option"):
+        EngineArgs("a", **options, runner="generate")
 
 
 def test_no_name_means_two_things() -> None:

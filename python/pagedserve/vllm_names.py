@@ -536,12 +536,14 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
             value that is not neutral.
     """
     options: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name, named in given.items():
         own_name, value = _own_option(name, named)
-        if own_name != name and value is None:
+        if value is None and (own_name != name or own_name in options):
             continue
         if options.get(own_name) not in (None, value):
-            raise ConfigError(f"{name} and {own_name} are the same option: give one of them")
+            raise ConfigError(f"{name} and {names[own_name]} are the same option: give one of them")
+        names[own_name] = name
         if own_name in own:
             options[own_name] = value
         elif name in ABSENT_OPTIONS:
