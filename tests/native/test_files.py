@@ -154,24 +154,40 @@ def test_weights_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "choices"),
+    ("dtype", "quantization", "choices"),
     [
-        (torch.float32, "give dtype='bfloat16', quantization='int8' or"),
-        (torch.bfloat16, "give quantization='int8' or"),  # weights remain in 16 bits
+        (torch.float32, None, "dtype='bfloat16' or quantization='int8' or a smaller model"),
+        (torch.bfloat16, None, "quantization='int8' or a smaller model"),  # 16 bits remain
+        (torch.float32, "int8", "dtype='bfloat16' or a smaller model"),  # for the embedding
+        (torch.bfloat16, "int8", "a smaller model"),
+        (torch.bfloat16, "w8a8", "a smaller model"),
     ],
 )
 def test_weights_that_need_more_memory_than_is_free_are_refused(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, choices: str
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    quantization: str | None,
+    choices: str,
 ) -> None:
     change_weights(
         saved, lambda weights: weights.update({k: v.to(dtype) for k, v in weights.items()})
     )
-    num_bytes = load(saved).model.weight_bytes
+    num_bytes = load(saved, quantization=quantization).model.weight_bytes
     monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes)
-    load(saved)
+    load(saved, quantization=quantization)
     monkeypatch.setattr(packing, "free_host_bytes", lambda: num_bytes - 1)
-    with pytest.raises(ConfigError, match=rf"KiB for its weights.* KiB .*{choices}"):
-        load(saved)
+    with pytest.raises(ConfigError, match=rf"KiB for its weights.* KiB .*: give {choices}$"):
+        load(saved, quantization=quantization)
+
+
+def test_blocks_of_a_file_have_no_smaller_form(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(saved, tmp_path / "model.gguf", Type.Q4_0)
+    monkeypatch.setattr(packing, "free_host_bytes", lambda: 0)
+    with pytest.raises(ConfigError, match=r"of memory are free: give a smaller model$"):
+        load(path, quantization="gguf")
 
 
 def test_shards_are_read_by_their_index(saved: Path) -> None:

@@ -153,12 +153,9 @@ class Packer:
         """
         num_bytes = sum(linear.num_bytes for linear in self._planned)
         if num_bytes > (free_bytes := free_host_bytes()):
-            is_wide = any(at.scales is None and at.dtype == "float32" for at in self._planned)
-            choices = "dtype='bfloat16', quantization='int8'" if is_wide else "quantization='int8'"
             raise ConfigError(
                 f"model {self.checkpoint.model!r} needs {shown_bytes(num_bytes)} for its weights, "
-                f"and {shown_bytes(free_bytes)} of memory are free: give {choices} or a smaller "
-                "model"
+                f"and {shown_bytes(free_bytes)} of memory are free: give {self._smaller()}"
             )
         layers = [self._arguments(linear) for linear in self._planned]
         try:
@@ -172,6 +169,16 @@ class Packer:
             for part, number in zip(linear.parts, numbers, strict=True):
                 self.checkpoint.check_finite(part.name, number)
         return num_bytes
+
+    def _smaller(self) -> str:
+        """Options whose weights need less memory than those of the planned layers."""
+        floats = [at for at in self._planned if at.sections is None and at.scales is None]
+        choices = {
+            "dtype='bfloat16'": any(at.dtype == "float32" for at in floats),
+            "quantization='int8'": len(floats) == len(self._planned),
+            "a smaller model": True,
+        }
+        return " or ".join(choice for choice, is_smaller in choices.items() if is_smaller)
 
     def _arguments(self, linear: Linear) -> tuple[Any, ...]:
         """Arguments of a layer for `pack_layers`."""
