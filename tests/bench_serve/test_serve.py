@@ -369,8 +369,9 @@ def test_results_are_appended_with_their_label_and_metadata(
     argv = ("--append-result", "--result-dir", str(tmp_path), "--result-filename", "all.json")
     more = ("--label", "mine", "--metadata", "tp=1", "--save-detailed")
     results = [measured(capsys, server, *SMALL, *argv, *more) for _ in range(2)]
-    lines = (tmp_path / "all.json").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line) for line in lines] == results
+    text = (tmp_path / "all.json").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in text.splitlines()] == results
+    assert text.endswith("}\n")
     assert (results[0]["label"], results[0]["tp"]) == ("mine", "1")
     assert results[0]["generated_texts"] == [" w0 w1 w2 end"] * 12
     measured(capsys, server, *SMALL, "--save-result", "--label", "a", "--result-dir", str(tmp_path))

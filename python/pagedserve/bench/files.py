@@ -69,6 +69,6 @@ def write_json(path: Path, fields: Record, *, append: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write("\n" * bool(file.tell()) + json.dumps(fields))
+            file.write(json.dumps(fields) + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
