@@ -118,7 +118,10 @@ def __dir__() -> list[str]:
 
 
 class _VllmModules:
-    """Finder of ``vllm_modules``, which the first name without a file imports."""
+    """Meta path finder for vLLM's module names.
+
+    It imports ``vllm_modules`` only when no file has the name.
+    """
 
     @staticmethod
     def find_spec(name: str, *_more: object) -> "ModuleSpec | None":

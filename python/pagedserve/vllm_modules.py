@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from pagedserve.tokenizer import Tokenizer
 
-# Numbers of an embedding that are printed.
+# Number of values that ``print_embeddings`` prints.
 _SHOWN: Final = 4
 
 # Names of each module, without "pagedserve.".
@@ -41,7 +41,7 @@ MODULES: Final = {
     "v1.metrics.reader": ["Counter", "Gauge", "Histogram", "Metric", "Vector"],
     "version": ["__version__"],
 }
-# Each with the packages around it.
+# Modules of the table and their parent packages.
 _FOUND: Final = {
     name for module in MODULES for name in accumulate(module.split("."), "{}.{}".format)
 }

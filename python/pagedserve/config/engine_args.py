@@ -172,7 +172,7 @@ class EngineArgs(  # lists the fields of its last base first
 
 
 EngineArgs.__doc__ = f"{inspect.getdoc(EngineArgs)}\n\n{describe(EngineArgs)}"
-# A class does not inherit them, and programs select options by them.
+# A class does not inherit annotations, and programs select options by them.
 EngineArgs.__annotations__ = {option.name: option.type for option in fields(EngineArgs)}
 
 

@@ -54,7 +54,7 @@ def default_sampling_params(args: EngineArgs) -> SamplingParams:
 
 
 def public_name(args: EngineArgs) -> str | None:
-    """Name of the model that others know: its hub id; None for a path of this machine."""
+    """Hub id of the model; None for a local path."""
     return None if is_path(args.model) else args.model
 
 

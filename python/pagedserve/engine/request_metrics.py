@@ -73,7 +73,7 @@ class RequestCounts:
         self._prompt_tokens = dict.fromkeys(_SOURCES, 0)
 
     def first_token_came(self, output: RequestOutput) -> None:
-        """Count the first output of a prompt, which a whole response brings at its end."""
+        """Count the first output of a prompt; without streaming it has all tokens."""
         seconds = output.metrics.time_to_first_token
         if seconds is None:
             return
@@ -95,7 +95,7 @@ class RequestCounts:
         self._count_gaps(seconds / max(lengths), sum(lengths))
 
     def _count_gaps(self, seconds: float, num_tokens: int) -> None:
-        """Count tokens that came this many seconds after another each, on average."""
+        """Count inter-token latencies of ``num_tokens`` tokens, with their mean in seconds."""
         self._histograms["inter_token_latency_seconds"].observe(seconds, num_tokens)
 
     def prompt_finished(

@@ -121,7 +121,7 @@ class SamplingParams(SamplingOptions):
 
 
 SamplingParams.__doc__ = f"{inspect.getdoc(SamplingParams)}\n\n{describe(SamplingParams)}"
-# A class does not inherit them, and programs select parameters by them.
+# A class does not inherit annotations, and programs select parameters by them.
 SamplingParams.__annotations__ = SamplingOptions.__annotations__
 
 
