@@ -136,7 +136,7 @@ def test_a_refused_header_before_what_is_no_http_is_refused_once(
         status, error = answered(connection)
         assert (status, "the header is too large" in error["message"]) == (431, True)
         assert connection.recv(1) == b""
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_length_of_thousands_of_digits_is_too_large(served: Served) -> None:
@@ -223,7 +223,7 @@ def test_bodies_that_arrive_are_bounded_together(serve: Serve) -> None:
 
 
 def test_a_connection_idles_longer_than_in_pools_of_clients(served: Served) -> None:
-    assert served._server.config.timeout_keep_alive == 75  # in those of proxies up to 60
+    assert served._server.config.timeout_keep_alive == 75  # more than 60 s, as proxies have
     pool = httpx.Limits(keepalive_expiry=None)  # the default is 5 s
     with httpx.Client(base_url=served.http.base_url, limits=pool) as client:
         assert client.get("/health").status_code == 200
