@@ -126,13 +126,9 @@ class SpeechJob(TokenJob):
 
 @dataclass(slots=True)
 class _TextsInOrder:
-    """Joins concurrent texts in the order of their chunks.
+    """Joins concurrent texts in the order of their chunks."""
 
-    Attributes:
-        said: Text returned so far.
-    """
-
-    said: str = ""
+    _has_begun: bool = False
     _current: int = 0
     _held: dict[int, str] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
@@ -146,8 +142,8 @@ class _TextsInOrder:
         while self._current in self._ended:
             self._current += 1
             delta += self._held.pop(self._current, "")
-        delta = delta if self.said else delta.lstrip()
-        self.said += delta
+        delta = delta if self._has_begun else delta.lstrip()
+        self._has_begun |= bool(delta)
         return delta
 
 
