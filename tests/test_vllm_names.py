@@ -279,12 +279,14 @@ def test_dtypes_of_states_are_those_of_the_model(name: str) -> None:
 def test_options_of_a_script_replace_hidden_ones() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--grpc-port", type=str)
+    group = parser.add_argument_group("of the script")
     EngineArgs.add_cli_args(parser)
     parser.add_argument("--log-level", type=str)
     parser.add_argument("--chat-template")
-    argv = "--model a --grpc-port 0 --log-level 5 --chat-template x.jinja"
+    group.add_argument("--moe-backend", type=str)
+    argv = "--model a --grpc-port 0 --log-level 5 --chat-template x.jinja --moe-backend 3"
     given = parser.parse_args(argv.split())
-    assert (given.grpc_port, given.log_level) == ("0", "5")
+    assert (given.grpc_port, given.log_level, given.moe_backend) == ("0", "5", "3")
     assert EngineArgs.from_cli_args(given) == EngineArgs("a")
 
 

@@ -638,7 +638,7 @@ def add_hidden_arguments(
                 "help": argparse.SUPPRESS,
             }
             parser.add_argument(flag, **hidden, **_kind_of(name))
-    for container in (parser, parser._optionals):  # noqa: SLF001  # as above
+    for container in (parser, *parser._action_groups):  # noqa: SLF001  # as above
         container.conflict_handler = "resolve"
 
 

@@ -53,10 +53,7 @@ def add_model_parser(
         **texts: Help of the command, as of ``add_parser``.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        usage=f"pagedserve {name} MODEL [options]",
-        conflict_handler="resolve",  # some of vLLM's names are options of a server
-        **texts,
+        name, usage=f"pagedserve {name} MODEL [options]", **texts
     )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     EngineArgs.add_cli_args(
