@@ -24,6 +24,7 @@ from tests.server.test_batches import answers, client_of, create, wait_for
 from tests.support.classifiers import save_classifier
 
 TEXTS = ["A cat sits on the mat.", "A dog lies on the rug.", "Stocks fell sharply.", "x"]
+CHAT = [{"role": "user", "content": "x"}]
 # More than can be answered within a moment.
 MANY: Any = {"input": [f"{'word ' * 200}{place}" for place in range(600)]}
 
@@ -128,6 +129,36 @@ def test_every_form_of_input(embedding: Served, offline: LLM) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-5)
         assert answer["object"] == "list"
         assert {item["object"] for item in answer["data"]} == {"embedding"}
+
+
+def test_a_conversation_is_a_prompt(minilm: Path, offline: LLM) -> None:
+    template = (
+        "{% for message in messages %}{{ message.content }}"
+        "{% if not (loop.last and continue_final_message) %} .{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %} {{ mood or 'assistant' }}{% endif %}"
+    )
+    messages = [{"role": "user", "content": TEXTS[0]}]
+    generating = {"add_generation_prompt": True}
+    with serving(minilm, chat_template=template, log_prompts=True) as served:
+        for more, text, is_special in (
+            ({}, f"{TEXTS[0]} .", False),
+            ({"add_special_tokens": True}, f"{TEXTS[0]} .", True),
+            (generating, f"{TEXTS[0]} . assistant", False),
+            (generating | {"chat_template_kwargs": {"mood": "cat"}}, f"{TEXTS[0]} . cat", False),
+            ({"continue_final_message": True}, TEXTS[0], False),
+        ):
+            ids = offline.get_tokenizer()(text, add_special_tokens=is_special).input_ids
+            for path, field in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+                answer = served.http.post(path, json={"messages": messages} | more).json()
+                given = served.http.post(path, json={"input": ids}).json()
+                assert answer["usage"] == given["usage"]
+                assert answer["data"][0][field] == pytest.approx(given["data"][0][field], abs=1e-6)
+        long = [{"role": "user", "content": "word " * 300}]
+        refused = served.http.post("/v1/embeddings", json={"messages": long})
+        assert refused.json()["error"]["param"] == "messages"
+        body = {"messages": long, "truncate_prompt_tokens": -1}
+        answer = served.http.post("/v1/embeddings", json=body).json()
+        assert answer["usage"]["prompt_tokens"] == 256
 
 
 def test_ollamas_api_shows_no_capability_without_a_route(embedding: Served) -> None:
@@ -247,13 +278,16 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
     prompts = ["w5 w9", "w40 w41 w42 w43", "w9"]
     outputs = LLM(str(model), use_tqdm_on_load=False).classify(prompts, use_tqdm=False)
     wanted = np.array([output.outputs.probs for output in outputs])
-    with serving(model) as served:
+    with serving(model, chat_template="{{ messages[0].content }}") as served:
         answer = served.http.post("/classify", json={"input": prompts}).json()
         found = np.array([item["probs"] for item in answer["data"]])
         np.testing.assert_allclose(found, wanted, atol=1e-5)
         shown = [item["label"] for item in answer["data"]]
         assert shown == [labels[int(place)] for place in wanted.argmax(axis=1)]
         assert {item["num_classes"] for item in answer["data"]} == {3}
+        body = {"messages": [{"role": "user", "content": "w9"}], "add_special_tokens": True}
+        (chat,) = served.http.post("/classify", json=body).json()["data"]
+        np.testing.assert_allclose(chat["probs"], wanted[2], atol=1e-5)
         raw = {"input": prompts, "use_activation": False}
         (first, *_) = served.http.post("/classify", json=raw).json()["data"]
         powers = np.exp(first["probs"])
@@ -274,6 +308,18 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
         ("/v1/embeddings", {"input": "x", "embed_dtype": "int8"}, "not supported", "embed_dtype"),
         ("/v1/embeddings", {"input": "word " * 300}, "302 tokens; it must have at most 256", None),
         ("/v1/embeddings", {"input": [[99999999]]}, "token ids must be from 0", "input"),
+        ("/v1/embeddings", {}, "give either input or messages", "input"),
+        ("/pooling", {"input": "x", "messages": CHAT}, "give either input or messages", "input"),
+        ("/v1/embeddings", {"messages": []}, "messages is empty", "messages"),
+        ("/v1/embeddings", {"messages": CHAT}, "tokenizer has no chat template", "messages"),
+        ("/v1/embeddings", {"messages": CHAT, "chat_template": "x"}, "takes none", "chat_template"),
+        ("/pooling", {"messages": CHAT, "prompt_name": "query"}, "needs input", "prompt_name"),
+        (
+            "/v1/embeddings",
+            {"input": "x", "add_special_tokens": False},
+            "must be True or left out",
+            "add_special_tokens",
+        ),
         ("/score", {"text_1": ["x", "y"], "text_2": ["x"] * 3}, "text_1 has 2 texts", "text_1"),
         (
             "/score",

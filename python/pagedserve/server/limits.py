@@ -9,11 +9,12 @@ Costs: negligible without a limit on tokens; with it a check of every waiting re
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from pagedserve.engine.client import EngineClient
+from pagedserve.inputs.chat import text_of_content
 from pagedserve.server.http.errors import ServerError, UnavailableError
 
 # Waiting sequences that are accepted by default even if few can run: evaluations and load tests
@@ -29,6 +30,15 @@ _CHARS_PER_TOKEN: Final = 4
 def guessed_num_tokens(text: str) -> int:
     """Estimate the number of tokens of a text, at least one."""
     return 1 + len(text) // _CHARS_PER_TOKEN
+
+
+def guessed_num_chat_tokens(messages: Iterable[Mapping[str, Any]]) -> int:
+    """Estimate the number of tokens of a conversation.
+
+    Raises:
+        RequestError: A message has a part that is neither text nor an image.
+    """
+    return sum(guessed_num_tokens(text_of_content(message.get("content"))) for message in messages)
 
 
 class Admission:

@@ -15,6 +15,7 @@ from pagedserve.config.options import options_of
 from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.fields import (
+    Messages,
     PredictedContent,
     ResponseFormat,
     SizedBody,
@@ -22,6 +23,7 @@ from pagedserve.server.fields import (
     TokenIds,
 )
 from pagedserve.server.http.bounds import MAX_ID_CHARS
+from pagedserve.server.tools.fields import Tool
 
 # Fields of OpenAI and vLLM that have no effect here.
 HARMLESS: Final = frozenset(
@@ -118,6 +120,23 @@ class TextBody(EngineBody):
     """Fields of requests with text."""
 
     truncate_prompt_tokens: int | None = None
+
+
+class TemplatedBody(SizedBody):
+    """Fields of requests with a conversation, which the chat template renders."""
+
+    may_have_images: ClassVar[bool] = True
+
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Tools that the template shows."""
+        return []
 
 
 # Types of fields that are validated in a single pass, by their plain ones.

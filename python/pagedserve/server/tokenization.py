@@ -21,8 +21,8 @@ from pagedserve.server.completions.infill import InfillFormat, infill_format
 from pagedserve.server.http.bounds import CHARS_PER_TOKEN
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.options import ServerArgs
-from pagedserve.server.protocol import Body
-from pagedserve.server.tokens.protocol import TokenizeBody, TokenizerInfo
+from pagedserve.server.protocol import Body, TemplatedBody
+from pagedserve.server.tokens.protocol import TokenizerInfo
 from pagedserve.server.tools.custom import with_functions
 from pagedserve.server.tools.fields import lark_inputs
 from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of
@@ -137,7 +137,7 @@ class Tokenization:
         """Whether the detokenizer drops any of these tags as special tokens."""
         return bool(tags) and (await self.detokenizer(skip_special_tokens=True)).hides(tags)
 
-    async def chat_prompt(self, body: ChatBody | TokenizeBody) -> TokensPrompt:
+    async def chat_prompt(self, body: TemplatedBody) -> TokensPrompt:
         """Render a conversation to a prompt, outside the event loop.
 
         Raises:
@@ -156,7 +156,7 @@ class Tokenization:
             partial(self._render, tokenizer, body, images), cost=body.num_bytes
         )
 
-    async def chat_token_ids(self, body: ChatBody | TokenizeBody) -> list[int]:
+    async def chat_token_ids(self, body: TemplatedBody) -> list[int]:
         """Render and tokenize a conversation, outside the event loop.
 
         Raises:
@@ -281,7 +281,7 @@ class Tokenization:
     def _render(
         self,
         tokenizer: Tokenizer,
-        body: ChatBody | TokenizeBody,
+        body: TemplatedBody,
         images: ImageRules | str,
     ) -> TokensPrompt:
         render = partial(
@@ -335,7 +335,7 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
         return False
 
 
-def _variables_of(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+def _variables_of(body: TemplatedBody) -> dict[str, Any]:
     """Further variables of the template that a request sets."""
     given = body.chat_template_kwargs or {}
     if not isinstance(body, ChatBody):

@@ -19,7 +19,7 @@ from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.context import Context
 from pagedserve.server.fields import check_conversation
 from pagedserve.server.job import GenerationJob
-from pagedserve.server.limits import guessed_num_tokens
+from pagedserve.server.limits import guessed_num_chat_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
 
@@ -47,7 +47,7 @@ class PreparedChat:
     @property
     def prompt_sizes(self) -> list[int]:
         """Approximate number of tokens of its single prompt."""
-        return [sum(guessed_num_tokens(_text(message)) for message in self.body.messages)]
+        return [guessed_num_chat_tokens(self.body.messages)]
 
     @property
     def lora_request(self) -> LoRARequest | None:
@@ -137,10 +137,6 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
         lora_request=chat.lora_request,
         num_equal=num_equal_choices(body, chat.params),
     )
-
-
-def _text(message: dict[str, Any]) -> str:
-    return text_of_content(message.get("content"))
 
 
 def _last(body: ChatBody, key: str) -> str:

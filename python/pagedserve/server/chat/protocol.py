@@ -1,31 +1,25 @@
 """Request and response of a chat completion."""
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
 from pagedserve.server.fields import Messages
-from pagedserve.server.protocol import Body, PromptLogprobs, UsageInfo
+from pagedserve.server.protocol import Body, PromptLogprobs, TemplatedBody, UsageInfo
 from pagedserve.server.tools.fields import AllowedToolChoice, NamedTool, Tool
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatBody(Body):
+class ChatBody(Body, TemplatedBody):
     """``POST /v1/chat/completions``."""
-
-    may_have_images: ClassVar[bool] = True
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=-1)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     add_special_tokens: Literal[False] = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")

@@ -15,16 +15,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TextPrompt, TokensPrompt
 from pagedserve.output.pooling import cosine, finished_vector, match_pairs
 from pagedserve.outputs import FinishReason, RequestOutput
 from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams, PoolingTask
 from pagedserve.server.context import Context
+from pagedserve.server.fields import check_conversation
 from pagedserve.server.generation import check_end
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.job import Job, Progress
-from pagedserve.server.limits import guessed_num_tokens
+from pagedserve.server.limits import guessed_num_chat_tokens, guessed_num_tokens
 from pagedserve.server.params import listed_prompts
 from pagedserve.server.pooling.protocol import (
     ClassificationBody,
@@ -33,11 +35,12 @@ from pagedserve.server.pooling.protocol import (
     PoolingBody,
     RerankBody,
     ScoreBody,
+    VectorBody,
 )
 from pagedserve.server.protocol import TextBody
 
-# A text, token ids, or two texts.
-GivenPrompt: TypeAlias = str | list[int] | tuple[str, str]
+# A text, token ids, two texts, or the request with a conversation.
+GivenPrompt: TypeAlias = str | list[int] | tuple[str, str] | InputBody
 Vectors: TypeAlias = Sequence[NDArray[np.float64]]
 # Fields of a response besides its id, model and usage.
 Shape: TypeAlias = Callable[[Vectors], Mapping[str, Any]]
@@ -113,10 +116,13 @@ async def pooling_job(context: Context, body: PoolingBody, answer_id: str) -> Po
 
 
 async def _listed_job(
-    context: Context, body: InputBody, answer_id: str, field: str, **asked: Any
+    context: Context, body: VectorBody, answer_id: str, field: str, **asked: Any
 ) -> PoolingJob:
     """Create a job with one vector per prompt, in a field of that name."""
     kind = "embedding" if field == "embedding" else "pooling"
+    if body.messages is not None and body.prompt_name is not None:
+        text = "prompt_name is given with messages; it needs input"
+        raise RequestError(text, param="prompt_name")
 
     def shape(vectors: Vectors) -> Mapping[str, Any]:
         data = [
@@ -131,8 +137,8 @@ async def _listed_job(
         answer_id,
         task="embed" if field == "embedding" else "encode",
         params=_params(body, prompt_name=body.prompt_name, **asked),
-        prompts=listed_prompts(body.input, "input"),
-        field="input",
+        prompts=_given(body),
+        field="input" if body.messages is None else "messages",
         shape=shape,
     )
 
@@ -162,8 +168,8 @@ async def classification_job(
         answer_id,
         task="classify",
         params=_params(body, use_activation=body.use_activation),
-        prompts=listed_prompts(body.input, "input"),
-        field="input",
+        prompts=_given(body),
+        field="input" if body.messages is None else "messages",
         shape=shape,
     )
     return job
@@ -197,6 +203,25 @@ async def rerank_job(context: Context, body: RerankBody, answer_id: str) -> Pool
 
     pairs = match_pairs("query", [body.query], texts)
     return await _scored(context, body, answer_id, pairs=pairs, field="documents", shape=shape)
+
+
+def _given(body: InputBody) -> Sequence[GivenPrompt]:
+    """Prompts of a request.
+
+    Raises:
+        RequestError: Neither ``input`` nor ``messages``, both, or invalid ones.
+    """
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("give either input or messages", param="input")
+    if body.messages is not None:
+        check_conversation(body.messages)
+        return [body]
+    if body.add_special_tokens is False:
+        raise RequestError(
+            "add_special_tokens is False with input; it must be True or left out",
+            param="add_special_tokens",
+        )
+    return listed_prompts(body.input, "input")
 
 
 async def _scored(
@@ -269,6 +294,8 @@ async def _job(
 
 def _size(prompt: GivenPrompt) -> int:
     """Approximate number of tokens."""
+    if isinstance(prompt, InputBody):
+        return guessed_num_chat_tokens(prompt.messages or ())
     if isinstance(prompt, list):
         return len(prompt)
     return guessed_num_tokens(prompt if isinstance(prompt, str) else "".join(prompt))
@@ -291,10 +318,21 @@ async def _made(
             prompts.append(TokensPrompt(prompt_token_ids=prompt))
         elif isinstance(prompt, str):
             prompts.append(TextPrompt(prompt=await worthwhile(prompt)))
+        elif isinstance(prompt, InputBody):
+            prompts.append(await _rendered(context, prompt))
         else:
             first, second = [await worthwhile(text) for text in prompt]
             prompts.append(TextPrompt(prompt=first, text_pair=second))
     return prompts
+
+
+async def _rendered(context: Context, body: InputBody) -> Prompt:
+    """Render a conversation, to which the chat template adds the special tokens by default."""
+    prompt = await context.text.chat_prompt(body)
+    if body.add_special_tokens:
+        text = prompt.get("prompt") or ""
+        prompt["prompt_token_ids"] = await context.text.encode(text, add_special_tokens=True)
+    return prompt
 
 
 def _serialized(value: object) -> str:

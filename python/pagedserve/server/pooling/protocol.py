@@ -5,34 +5,42 @@ from typing import ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pagedserve.server.fields import NullsLeftOut, Prompts
-from pagedserve.server.protocol import ABSENT, TextBody, UsageInfo
+from pagedserve.server.protocol import ABSENT, TemplatedBody, TextBody, UsageInfo
 
 
-class InputBody(TextBody):
-    """Fields of pooling requests."""
+class InputBody(TextBody, TemplatedBody):
+    """Fields of requests with prompts, or with a conversation in ``messages``."""
 
-    input: Prompts
+    input: Prompts | None = None
+    add_generation_prompt: bool = False
+    add_special_tokens: bool | None = Field(
+        default=None, description="By default true of input, false of messages."
+    )
+
+
+class VectorBody(InputBody):
+    """Fields of requests for vectors."""
+
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     prompt_name: str | None = None
 
 
-class EmbeddingBody(InputBody):
+class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
 
     normalize: bool | None = None
 
 
-class PoolingBody(InputBody):
+class PoolingBody(VectorBody):
     """``POST /pooling``."""
 
     use_activation: bool | None = None
 
 
-class ClassificationBody(TextBody):
+class ClassificationBody(InputBody):
     """``POST /classify``."""
 
-    input: Prompts
     use_activation: bool | None = None
 
 

@@ -1,27 +1,20 @@
 """Requests and responses of tokenization."""
 
-from typing import Any, ClassVar
-
 from pydantic import BaseModel, ConfigDict
 
-from pagedserve.server.fields import Messages, SizedBody, TokenIds
+from pagedserve.server.fields import TokenIds
+from pagedserve.server.protocol import TemplatedBody
 from pagedserve.server.tools.fields import Tool
 
 
-class TokenizeBody(SizedBody):
+class TokenizeBody(TemplatedBody):
     """``POST /tokenize``: a prompt or a conversation."""
 
     model_config = ConfigDict(extra="forbid")
-    may_have_images: ClassVar[bool] = True
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
     tools: list[Tool] | None = None
 
