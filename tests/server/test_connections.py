@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import re
 import signal
 import socket
 import struct
@@ -61,6 +62,26 @@ def push(connection: socket.socket, *chunks: bytes) -> None:
     with contextlib.suppress(OSError):
         for chunk in chunks:
             connection.sendall(chunk)
+
+
+def test_http_1_0_gets_a_stream_without_chunks(served: Served) -> None:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 5, "request_id": "a"}
+    for more in ({"stream": True}, {}, {"stream": True, "max_tokens": 0}):
+        response = served.complete(**body | more)
+        content = json.dumps({"temperature": 0} | body | more).encode()
+        with connected(served) as connection, connection.makefile("rb") as file:
+            start = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
+            connection.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (start, len(content), content))
+            head, _, found = file.read().partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == response.status_code
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        assert (b"content-length" in head.lower()) == ("content-length" in response.headers)
+        texts = [
+            b"".join(re.findall(rb'"text": ?"(.*?)"', each)) for each in (found, response.content)
+        ]
+        assert texts[0] == texts[1]
+        assert found.endswith((b"}", b"data: [DONE]\n\n"))
 
 
 def test_a_header_is_bounded(served: Served) -> None:

@@ -23,7 +23,13 @@ from pagedserve.server.http.apis import OPENAI, Api
 from pagedserve.server.http.errors import ServerError
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import (
+        ASGI3Application,
+        ASGIReceiveCallable,
+        ASGISendCallable,
+        ASGISendEvent,
+        Scope,
+    )
 
 # Maximum bytes of the request line with all header lines, and maximum number of lines.
 MAX_HEADER_BYTES: Final = 64 << 10
@@ -233,7 +239,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
         self._running, self._num_unsent = cycle, 0
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if is_old else app)
 
     @property
     def is_receiving(self) -> bool:
@@ -316,6 +323,29 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(ServerError(408, text))
         else:  # no request was started
             self.transport.close()
+
+
+def _unchunked(cycle: RequestResponseCycle, app: "ASGI3Application") -> "ASGI3Application":
+    """Wrap an application for a client of HTTP/1.0, which does not know chunks.
+
+    A body without a Content-Length ends with the connection, which uvicorn closes.
+    """
+
+    async def run(scope: "Scope", receive: "ASGIReceiveCallable", send: "ASGISendCallable") -> None:
+        has_length = True
+
+        async def sends(message: "ASGISendEvent") -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = b"content-length" in dict(message.get("headers", ()))
+                cycle.chunked_encoding = None if has_length else False
+            elif message["type"] == "http.response.body" and not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sends)
+
+    return run
 
 
 def _written(error: ServerError, scope: Mapping[str, Any]) -> bytes:
