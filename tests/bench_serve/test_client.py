@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from socket import socket
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,14 @@ from tests.support.openai_server import (
 )
 
 
-def outcome_of(reply: Reply, *, backend: str = "openai", timeout_s: float = 60.0) -> Outcome:
+def outcome_of(
+    reply: Reply, *, backend: str = "openai", timeout_s: float = 60.0, **options: Any
+) -> Outcome:
     """What comes of a request that is answered so."""
 
     async def send(url: str) -> Outcome:
         async with open_session(headers={}, timeout_s=timeout_s) as session:
-            client = Client(session, url=url, api=APIS[backend])
+            client = Client(session, url=url, api=APIS[backend], **options)
             return await client.send(Job(b"{}", due_s=0.0, num_input_tokens=5), due=0.0)
 
     with serving(lambda _number, _request: reply) as server:
@@ -49,6 +52,12 @@ def test_tokens_are_those_of_the_usage() -> None:
     assert kind_of(outcome) is None
     assert (outcome.num_input_tokens, outcome.num_output_tokens) == (11, 6)
     assert len(outcome.output_times) == 4
+
+
+def test_texts_are_kept_on_request() -> None:
+    reply = Reply(text_events(2))
+    assert outcome_of(reply).texts is None
+    assert outcome_of(reply, keeps_texts=True).texts == [" w0", " end"]
 
 
 def test_without_usage_pieces_are_counted_and_the_plan_holds() -> None:

@@ -99,10 +99,13 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str | No
 class Client:
     """Sends jobs to one endpoint."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, url: str, api: Api) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, *, url: str, api: Api, keeps_texts: bool = False
+    ) -> None:
         self._session = session
         self._url = url
         self._api = api
+        self._keeps_texts = keeps_texts
 
     async def send(self, job: Job, *, due: float) -> Outcome:
         """Send a job now and read its response to the end.
@@ -115,7 +118,10 @@ class Client:
             The outcome, which may be a failure.
         """
         outcome = Outcome(
-            due=due, started=time.perf_counter(), num_input_tokens=job.num_input_tokens
+            due=due,
+            started=time.perf_counter(),
+            num_input_tokens=job.num_input_tokens,
+            texts=[] if self._keeps_texts else None,
         )
         kind = CONNECTION
         try:

@@ -38,7 +38,7 @@ class Outcome:
         num_input_tokens: Planned tokens of the prompt, replaced by the server's count.
         num_output_tokens: Output tokens as counted by the server; None if not reported.
         output_times: Arrival times of output chunks.
-        texts: Texts of the chunks of the response.
+        texts: Texts of the chunks of the response; None does not keep them.
         ended: Arrival time of the last chunk of the response; None before the first.
         failure: Failure; None if it has not failed.
     """
@@ -48,7 +48,7 @@ class Outcome:
     num_input_tokens: int
     num_output_tokens: int | None = None
     output_times: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] | None = None
     ended: float | None = None
     failure: Failure | None = None
 

@@ -151,7 +151,7 @@ def detailed_fields(outcomes: Sequence[Outcome], *, start: float) -> dict[str, l
             outcome.ttft() if ok else None for outcome, ok in zip(outcomes, answered, strict=True)
         ],
         "itls": [outcome.itls() for outcome in outcomes],
-        "generated_texts": ["".join(outcome.texts) for outcome in outcomes],
+        "generated_texts": ["".join(outcome.texts or ()) for outcome in outcomes],
         "latencies": [
             outcome.e2el() if ok else None for outcome, ok in zip(outcomes, answered, strict=True)
         ],

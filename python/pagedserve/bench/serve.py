@@ -64,7 +64,12 @@ async def _measure(options: BenchOptions, load: Load) -> tuple[str, Run]:
         if model is None:
             raise ConfigError(f"the server at {url} names no model: give --model")
         api = APIS[options.backend]
-        client = Client(session, url=url + (options.endpoint or api.endpoint), api=api)
+        client = Client(
+            session,
+            url=url + (options.endpoint or api.endpoint),
+            api=api,
+            keeps_texts=options.save_detailed,
+        )
         name = options.served_model_name or model
         await _warm_up(options, load, client, name)
         jobs = _jobs(options, load.requests, load.due_s, name)

@@ -66,7 +66,8 @@ class AnswerReader:
             outcome.output_times.append(moment)
         if chunk.has_choice:
             outcome.ended = moment
-            outcome.texts.append(chunk.text)
+            if outcome.texts is not None:
+                outcome.texts.append(chunk.text)
         if chunk.finish_reason is not None:
             self._has_finished = True
         if chunk.num_prompt_tokens is not None:
