@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 import pagedserve
 from pagedserve import AsyncLLMEngine, metrics
+from pagedserve.models.tokenizer import loader
 from pagedserve.vllm_modules import MODULES
 from tests.support.tokenizer_kinds import save
 
@@ -81,11 +83,19 @@ def test_a_module_that_neither_has_is_not_found() -> None:
 
 
 def test_a_tokenizer_is_loaded_by_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def load(*given: Any, **named: Any) -> Any:
+        loads.append(named)
+        return load_tokenizer(*given, **named)
+
+    load_tokenizer, loads = loader.load_tokenizer, list[Any]()
+    monkeypatch.setattr(loader, "load_tokenizer", load)
     found = imported(*IMPORTS)
     save("byte_level", tmp_path)
     tokenizer = found["get_tokenizer"](tmp_path, tokenizer_mode="auto", revision=None)
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    assert loads == [{"uses_transformers": True}]
     assert tokenizer.decode(tokenizer.encode("the License", add_special_tokens=False)) == (
         "the License"
     )

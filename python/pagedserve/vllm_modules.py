@@ -117,13 +117,13 @@ def get_tokenizer(
         ModelLoadError: The tokenizer does not exist or cannot be loaded.
     """
     from pagedserve.config import EngineArgs
-    from pagedserve.models.tokenizer.loader import load_tokenizer, tokenizer_for_callers
+    from pagedserve.models.tokenizer.loader import tokenizer_for_callers
 
     # No file of the model is read.
     args = EngineArgs(
         "smollm2", tokenizer=str(tokenizer_name), tokenizer_revision=revision, **options
     )
-    return tokenizer_for_callers(args, load_tokenizer(args))
+    return tokenizer_for_callers(args)
 
 
 def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:

@@ -70,22 +70,23 @@ def load_tokenizer(
     return load_transformers_tokenizer(args, model)
 
 
-def tokenizer_for_callers(args: EngineArgs, tokenizer: Tokenizer) -> Tokenizer:
+def tokenizer_for_callers(args: EngineArgs, tokenizer: Tokenizer | None = None) -> Tokenizer:
     """The tokenizer for an engine's caller: that of transformers, where it is installed.
 
     Args:
         args: Options that name the model.
-        tokenizer: That of the engine.
+        tokenizer: That of the engine; None loads one.
 
     Raises:
-        ModelLoadError: transformers cannot load it.
+        ModelLoadError: It cannot be loaded.
     """
     from pagedserve.models.tokenizer.fast_tokenizer import FastTokenizer
 
-    is_fast = isinstance(tokenizer, FastTokenizer)
-    if not is_fast or args.backend == "native" or absent_modules("torch", "transformers"):
-        return tokenizer
-    return load_tokenizer(args, uses_transformers=True)
+    if args.backend == "native" or absent_modules("torch", "transformers"):
+        return load_tokenizer(args) if tokenizer is None else tokenizer
+    if tokenizer is None or isinstance(tokenizer, FastTokenizer):
+        return load_tokenizer(args, uses_transformers=True)
+    return tokenizer
 
 
 def _load_alike(
