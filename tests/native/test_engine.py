@@ -41,6 +41,13 @@ def test_answers_are_those_of_torch(pair: tuple[LLM, LLM], params: SamplingParam
             assert answer.text == other.text
 
 
+def test_sizes_of_files_and_weights_are_known(pair: tuple[LLM, LLM]) -> None:
+    found, expected = (llm.llm_engine.model_info for llm in pair)
+    assert found.file_bytes == expected.file_bytes > 50_000_000
+    assert found.weight_bytes > 50_000_000
+    assert expected.weight_bytes > 50_000_000
+
+
 def test_logprobs_are_those_of_torch(pair: tuple[LLM, LLM]) -> None:
     found, expected = (answers(llm, GREEDY) for llm in pair)
     for ours, theirs in zip(found, expected, strict=True):

@@ -353,7 +353,12 @@ def test_models_are_listed_and_described(client: ollama.Client, server: Served) 
     (model,) = client.list().models
     assert model.model == "formula"
     assert len(model.digest or "") == 64
-    assert model.size == 0
+    assert model.size == 3_000
+    (loaded,) = client.ps().models
+    assert (loaded.model, loaded.digest) == (model.model, model.digest)
+    assert (loaded.size, loaded.size_vram, loaded.context_length) == (4_000, 0, 400)
+    assert loaded.expires_at is not None
+    assert loaded.expires_at.year > 2100
     (card,) = server.http.get("/api/tags").json()["models"]
     unknown = dict.fromkeys(("format", "family", "parameter_size", "quantization_level"), "")
     assert card["details"] == unknown | {"parent_model": "", "families": []}

@@ -96,6 +96,8 @@ class FormulaExecutor:
             eos_token_ids=(EOS,),
             device_type="cpu",
             backends="a formula",
+            file_bytes=3_000,
+            weight_bytes=4_000,
         )
 
     def determine_num_blocks(self, limits: StepLimits) -> MemoryPlan:

@@ -51,6 +51,8 @@ class ModelInfo:
         keeps_states: Whether layers keep a recurrent state of the sequence outside its blocks.
         encoder_decoder: Prompt format of an encoder-decoder; None for other models.
         dtype: Dtype of weights and hidden states, by its name in torch.
+        file_bytes: Bytes of the files with the weights; 0 if they are not known.
+        weight_bytes: Bytes of the loaded weights, of all ranks; 0 if they are not known.
     """
 
     vocab_size: int
@@ -66,6 +68,8 @@ class ModelInfo:
     keeps_states: bool = False
     encoder_decoder: EncoderDecoder | None = None
     dtype: str = "float32"
+    file_bytes: int = 0
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from pagedserve.host_ops.capabilities import pool_dtype
 from pagedserve.inputs.images import ImageRules
 from pagedserve.lora.apply import AdapterModules
 from pagedserve.models.encoder_decoder import no_states
+from pagedserve.models.load.sources import num_file_bytes
 from pagedserve.models.loader import LoadedModel, load_model
 from pagedserve.parallel.group import RankGroup
 from pagedserve.runner.buffers import StepBuffers, StepMemory
@@ -58,6 +59,7 @@ class Worker:
         self._args = args
         self._group = group
         self.loaded = load_model(args, group=group)
+        self._num_file_bytes = num_file_bytes(args)
         check_model_options(args, self.model_info)
         self.cuda = cuda_of(self.loaded.device)
         is_recordable = self.cuda is not None and self.loaded.attention_backend.can_record_graphs
@@ -73,6 +75,10 @@ class Worker:
         if self.loaded.encoder_decoder is not None:
             self._no_states = no_states(self.loaded.model)
         self._buffers: StepBuffers | None = None
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._group is None else self._group.size
 
     @property
     def is_shared(self) -> bool:
@@ -100,6 +106,8 @@ class Worker:
             keeps_states=bool(loaded.states),
             encoder_decoder=loaded.encoder_decoder,
             dtype=str(loaded.dtype).removeprefix("torch."),
+            file_bytes=self._num_file_bytes,
+            weight_bytes=self._num_ranks * loaded.weight_bytes,
         )
 
     @property
@@ -143,7 +151,7 @@ class Worker:
         )
         if cuda is None:
             # Ranks on the CPU share the same memory.
-            return plan(num_parts=1 if self._group is None else self._group.size)
+            return plan(num_parts=self._num_ranks)
         profile = partial(
             available_memory, loaded, args, limits, cuda, captures_graphs=self._captures_graphs
         )

@@ -17,6 +17,7 @@ from pagedserve.executor.numpy_buffers import NumpyBuffers, StepArrays
 from pagedserve.executor.protocol import CacheShape, ModelInfo, StepInput, StepLimits
 from pagedserve.inputs.prompt_images import PlacedImage
 from pagedserve.lora.host import HostAdapter
+from pagedserve.models.load.sources import num_file_bytes
 from pagedserve.native.adapters import NativeAdapters
 from pagedserve.native.choice import gives_tensors
 from pagedserve.native.load import LoadedNative
@@ -35,6 +36,7 @@ class NativeExecutor:
         """Run a model that `pagedserve.native.load.load_native` has loaded for these options."""
         self._args = args
         self._loaded: LoadedNative | None = loaded
+        self._num_file_bytes = num_file_bytes(args)
         check_model_options(args, self.model_info)
         self._buffers: NumpyBuffers | None = None
         self._pools: KVPools | None = None
@@ -81,6 +83,8 @@ class NativeExecutor:
             group_window=group_window(config.layer_shapes),
             sees_whole_prompts=rules is not None and rules.pools_whole_prompts,
             dtype=loaded.model.dtype,
+            file_bytes=self._num_file_bytes,
+            weight_bytes=loaded.model.weight_bytes,
         )
 
     @property

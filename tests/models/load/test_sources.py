@@ -1,18 +1,36 @@
 """From names to files."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
-from pagedserve.models.load.sources import resolve_model
+from pagedserve.models.load.sources import num_file_bytes, resolve_model
 
 
 def test_smollm2_is_the_file_of_the_installed_package(model_package: None) -> None:
     source = resolve_model("smollm2")
     assert source.is_gguf
     assert source.path.is_file()
+
+
+def test_the_size_of_a_model_is_that_of_the_files_with_its_weights(
+    model_package: None, tmp_path: Path
+) -> None:
+    assert num_file_bytes(EngineArgs("smollm2")) == resolve_model("smollm2").path.stat().st_size
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for number in range(2):
+        (tmp_path / f"part{number}.safetensors").write_bytes(b"x" * (3 + number))
+    (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 100)
+    index = {"weight_map": {"a": "part0.safetensors", "b": "part1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert num_file_bytes(EngineArgs(str(tmp_path))) == 7
+    assert num_file_bytes(EngineArgs(str(tmp_path), load_format="dummy")) == 0
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 5)
+    assert num_file_bytes(EngineArgs(str(tmp_path))) == 5
 
 
 def test_a_path_that_does_not_exist(tmp_path: Path) -> None:

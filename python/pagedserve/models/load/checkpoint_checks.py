@@ -20,7 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pagedserve.errors import ModelLoadError
-from pagedserve.regular_files import MAX_SAFETENSORS_HEADER_BYTES, is_file, read_start
+from pagedserve.models.load.weight_files import weight_files
+from pagedserve.regular_files import MAX_SAFETENSORS_HEADER_BYTES, read_start
 
 # The first bytes of a safetensors file are the length of its header.
 _LENGTH_BYTES: Final = 8
@@ -63,7 +64,7 @@ def _is_same(tensor: str, weight: str) -> bool:
 
 def _tensors_of(name: str, directory: Path) -> Iterator[tuple[str, str]]:
     """Names and dtypes in the files with a model's weights, in the spelling of each format."""
-    for file in _files_of(directory):
+    for file in weight_files(directory):
         if file.suffix == ".safetensors":
             yield from _header(name, file)
         else:
@@ -71,18 +72,6 @@ def _tensors_of(name: str, directory: Path) -> Iterator[tuple[str, str]]:
             for tensor, value in content.items():
                 if isinstance(value, torch.Tensor):
                     yield tensor, str(value.dtype).removeprefix("torch.")
-
-
-def _files_of(directory: Path) -> list[Path]:
-    """The files that transformers reads: one, or those of an index."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        index = directory / f"{single}.index.json"
-        if is_file(directory / single):
-            return [directory / single]
-        if is_file(index):
-            weight_map = json.loads(index.read_bytes())["weight_map"]
-            return [directory / shard for shard in sorted(set(weight_map.values()))]
-    return []
 
 
 def _header(name: str, file: Path) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError, reason
 from pagedserve.models.load.config_checks import check_config
 from pagedserve.models.load.hub import ADAPTER_FILES, HubOptions, Part, snapshot
+from pagedserve.models.load.weight_files import weight_files
 from pagedserve.regular_files import MAX_JSON_BYTES, expanded, is_file, read_json
 
 ACCEPTED = (
@@ -102,6 +103,19 @@ def find_source(args: EngineArgs) -> ModelSource:
 def find_local_source(args: EngineArgs) -> ModelSource | None:
     """Find the files of an engine's model on this machine; see `find_local`."""
     return find_local(args.model, part=_part_of(args), hub=HubOptions.of_model(args))
+
+
+def num_file_bytes(args: EngineArgs) -> int:
+    """Bytes of the files with the weights of an engine's model; 0 for random weights.
+
+    Raises:
+        ModelLoadError: as ``find_source``.
+    """
+    if args.load_format == "dummy":
+        return 0
+    source = find_source(args)
+    files = [source.path] if source.is_gguf else weight_files(source.path)
+    return sum(file.stat().st_size for file in files)
 
 
 def _part_of(args: EngineArgs) -> Part:

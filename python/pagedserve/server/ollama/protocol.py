@@ -251,12 +251,15 @@ class ModelDetails(BaseModel):
 
 
 class OllamaModel(BaseModel):
-    """A model or adapter; the digest is that of its name, and its size is not known."""
+    """A model or adapter.
+
+    The digest is that of its name.  The size is that of its files in bytes, 0 for an adapter.
+    """
 
     name: str
     model: str
     modified_at: str
-    size: int = 0
+    size: int
     digest: str
     details: ModelDetails
 
@@ -265,6 +268,20 @@ class OllamaModels(BaseModel):
     """Response of ``GET /api/tags``."""
 
     models: list[OllamaModel]
+
+
+class LoadedOllamaModel(OllamaModel):
+    """A model or adapter; its size is the bytes of loaded weights, ``size_vram`` those on a GPU."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class LoadedOllamaModels(BaseModel):
+    """Response of ``GET /api/ps``."""
+
+    models: list[LoadedOllamaModel]
 
 
 class OllamaDescription(BaseModel):

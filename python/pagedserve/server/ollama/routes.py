@@ -21,6 +21,8 @@ from pagedserve.server.ollama.api import ROOT, VERSION
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
 from pagedserve.server.ollama.protocol import (
     GenerateBody,
+    LoadedOllamaModel,
+    LoadedOllamaModels,
     ModelDetails,
     OllamaChat,
     OllamaChatBody,
@@ -33,10 +35,12 @@ from pagedserve.server.ollama.protocol import (
 )
 
 _ERRORS: Final = error_responses(OllamaErrorBody)
+# When a model that stays loaded is unloaded.
+_NEVER: Final = "9999-12-31T23:59:59Z"
 _LINES: Final = "application/x-ndjson"
 # Routes that manage models or compute embeddings.
 _ABSENT: Final = (
-    *("pull", "push", "create", "copy", "delete", "ps", "embed", "embeddings"),
+    *("pull", "push", "create", "copy", "delete", "embed", "embeddings"),
     "blobs/{digest}",
 )
 
@@ -64,18 +68,7 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         named = answer_id("gen-", request, body.request_id)
         return job_response(await generate_job(context, body, named), request)
 
-    @app.get(f"{ROOT}/tags", responses=_ERRORS)
-    async def ollama_tags() -> OllamaModels:
-        """List the model under all its names, and its adapters, in Ollama's format."""
-        await context.check_ready()
-        names = context.all_names
-        return OllamaModels(models=[_card(context, name) for name in names])
-
-    @app.post(f"{ROOT}/show", responses=_ERRORS, dependencies=JSON)
-    async def ollama_show(body: ShowBody) -> OllamaDescription:
-        """Describe the model, in Ollama's format."""
-        await context.check_ready()
-        return await _description(context, model_name(context, body.model or body.name))
+    _add_models(app, context)
 
     @app.get(f"{ROOT}/version", responses=_ERRORS)
     async def ollama_version() -> Version:
@@ -95,6 +88,43 @@ def add_ollama(app: FastAPI, context: Context) -> None:
             raise ServerError(501, f"{name} is not supported here")
 
 
+def _add_models(app: FastAPI, context: Context) -> None:
+    """Add the routes that list or describe the model."""
+
+    @app.get(f"{ROOT}/tags", responses=_ERRORS)
+    async def ollama_tags() -> OllamaModels:
+        """List the model under all its names, and its adapters, in Ollama's format."""
+        await context.check_ready()
+        num_bytes = (await context.client.get_model_config()).file_bytes
+        return OllamaModels(
+            models=[OllamaModel(**_card(context, name, num_bytes)) for name in context.all_names]
+        )
+
+    @app.get(f"{ROOT}/ps", responses=_ERRORS)
+    async def ollama_ps() -> LoadedOllamaModels:
+        """List the loaded model under all its names, and its adapters, in Ollama's format."""
+        await context.check_ready()
+        model = await context.client.get_model_config()
+        cards = [_card(context, name, model.weight_bytes) for name in context.all_names]
+        return LoadedOllamaModels(
+            models=[
+                LoadedOllamaModel(
+                    **card,
+                    expires_at=_NEVER,
+                    size_vram=card["size"] if model.device_type == "cuda" else 0,
+                    context_length=model.max_model_len,
+                )
+                for card in cards
+            ]
+        )
+
+    @app.post(f"{ROOT}/show", responses=_ERRORS, dependencies=JSON)
+    async def ollama_show(body: ShowBody) -> OllamaDescription:
+        """Describe the model, in Ollama's format."""
+        await context.check_ready()
+        return await _description(context, model_name(context, body.model or body.name))
+
+
 async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]:
     """Response of a request without a prompt, by which clients load a model."""
     await context.check_ready()
@@ -103,13 +133,15 @@ async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]
     return {"model": name, "created_at": stamp(), **fields, **done}
 
 
-def _card(context: Context, name: str) -> OllamaModel:
+def _card(context: Context, name: str, num_bytes: int) -> dict[str, Any]:
+    """Fields of a listed name; ``num_bytes`` is the size of the model itself."""
     digest = sha256(name.encode()).hexdigest()
-    return OllamaModel(name=name, model=name, digest=digest, **_common(context, name))
+    size = num_bytes if context.adapters.get(name) is None else 0
+    return {"name": name, "model": name, "digest": digest, "size": size, **_common(context, name)}
 
 
 def _common(context: Context, name: str) -> dict[str, Any]:
-    """Fields shared by ``/api/tags`` and ``/api/show``."""
+    """Fields shared by the lists and ``/api/show``."""
     created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
     parent = "" if context.adapters.get(name) is None else context.names[0]
     return {"modified_at": created, "details": ModelDetails(parent_model=parent)}
