@@ -3,7 +3,7 @@
 soundfile is an extra, imported with the first file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from math import ceil
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias
@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError, extra_needed
+from pagedserve.inputs.audio_streams import streams_of
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
 # Why prompts of most models may not contain audio.
 NO_AUDIO: Final = "the model does not accept audio"
-# Limits of one file: samples of all its channels, and duration.
+# Limits of one file: samples of all its channels, duration, and streams that it joins.
 MAX_SAMPLES: Final = 1 << 26
 MAX_SECONDS: Final = 2 * 3600
+MAX_STREAMS: Final = 1_000
 _ACCEPTED: Final = '{"audio": (samples, sampling_rate)}'
 _RATES: Final = (1_000, 768_000)
 # Seconds around a cut that are searched, and the length of the silence that is looked for.
@@ -100,36 +102,66 @@ def audio_of(given: object, name: str) -> Audio | None:
 
 
 def audio_of_file(content: bytes) -> Audio:
-    """Decode an audio file and average its channels.
+    """Decode all streams of an audio file and average their channels.
 
     Raises:
-        RequestError: It cannot be decoded, is too long, or has no samples.
+        RequestError: It cannot be decoded, is too long, has no samples, or joins streams of several
+            sampling rates.
         ImportError: soundfile is missing.
     """
     with extra_needed("an audio file", "audio"):
-        import soundfile
+        import soundfile  # noqa: F401
     try:
-        # libsndfile opens the file: with Python's file objects it prints errors of broken files.
-        with TemporaryFile() as copy:
-            copy.write(content)
-            copy.seek(0)
-            with soundfile.SoundFile(copy.fileno(), closefd=False) as file:
-                most = MAX_SAMPLES // file.channels
-                found = file.read(most + 1, dtype="float32", always_2d=True)
-                sampling_rate = file.samplerate
+        streams = streams_of(content)
+        samples, rates, is_whole = _decoded(streams[:MAX_STREAMS])
     except Exception as error:  # decoders raise many types
         raise RequestError(
             f"the file of {len(content)} bytes cannot be decoded ({type(error).__name__}); "
             "accepted are WAV, FLAC, Ogg, MP3 and other formats that libsndfile reads",
             param="file",
         ) from error
-    if len(found) > min(most, MAX_SECONDS * sampling_rate):
-        raise RequestError(
+    is_whole = is_whole and len(samples) <= MAX_SECONDS * min(rates)
+    if refusal := _refusal(len(streams), rates, is_whole=is_whole):
+        raise RequestError(refusal, param="file")
+    return _checked(samples, rates.pop(), "the file")
+
+
+def _refusal(num_streams: int, rates: Collection[int], *, is_whole: bool) -> str | None:
+    """Why a file whose streams can be decoded is refused."""
+    if num_streams > MAX_STREAMS:
+        return f"the file joins {num_streams} streams; at most {MAX_STREAMS} are accepted"
+    if len(rates) > 1:
+        shown = " and ".join(map(str, sorted(rates)))
+        return f"the file joins streams of {shown} samples per second; one rate is accepted"
+    if not is_whole:
+        return (
             f"the file is too long; at most {MAX_SECONDS} seconds are accepted, and at most "
-            f"{MAX_SAMPLES} samples in all channels",
-            param="file",
+            f"{MAX_SAMPLES} samples in all channels"
         )
-    return _checked(found.mean(axis=1), sampling_rate, "the file")
+    return None
+
+
+def _decoded(streams: Iterable[bytes]) -> tuple[NDArray[np.float32], set[int], bool]:
+    """Samples and sampling rates of streams, and whether they are within the limit of samples."""
+    import soundfile
+
+    parts: list[NDArray[np.float32]] = []
+    rates: set[int] = set()
+    num_left = MAX_SAMPLES
+    for stream in streams:
+        # libsndfile opens the file: with Python's file objects it prints errors of broken files.
+        with TemporaryFile() as copy:
+            copy.write(stream)
+            copy.seek(0)
+            with soundfile.SoundFile(copy.fileno(), closefd=False) as file:
+                most = num_left // file.channels
+                found = file.read(most + 1, dtype="float32", always_2d=True)
+                rates.add(file.samplerate)
+        parts.append(found.mean(axis=1))
+        num_left -= found.size
+        if len(found) > most:
+            return parts[0], rates, False
+    return np.concatenate(parts), rates, True
 
 
 def _is_pair(given: object) -> "TypeGuard[tuple[Any, Any]]":
