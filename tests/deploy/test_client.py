@@ -268,6 +268,36 @@ def test_a_request_is_sent_again_to_a_replica_that_still_has_it(replicated: Repl
     assert len({request.request_id for request in handle.requests}) == 2
 
 
+def test_replicas_that_are_shut_down_are_no_deaths(replicated: Replicated) -> None:
+    engine, handle = replicated(num_replicas=5)
+    *ended, _ = handle._replicas
+    for replica in ended:
+        replica.__del__()  # as Ray Serve calls it
+    tokens = asyncio.run(tokens_of(engine, "a", DRAWN))
+    assert (len(tokens), len(handle.requests)) == (24, 5)
+
+
+def test_a_stream_that_cannot_resume_names_the_end_of_its_replica(replicated: Replicated) -> None:
+    engine, handle = replicated(num_replicas=1)
+    handle._replicas[0].__del__()
+    kind = RequestOutputKind.CUMULATIVE
+    params = SamplingParams(prompt_logprobs=1, output_kind=kind)
+    with pytest.raises(EngineDeadError, match="a replica has ended"):
+        asyncio.run(tokens_of(engine, "a", params))
+
+
+def test_a_stream_that_a_shutdown_cuts_off_names_it(replicated: Replicated) -> None:
+    engine, handle = replicated(num_replicas=1)
+
+    async def cut_off() -> None:
+        async for _ in engine.generate(PROMPT, DRAWN, "a"):
+            engine.shutdown()
+            handle._replicas[0].__del__()
+
+    with pytest.raises(EngineDeadError, match="the replicas are shut down"):
+        asyncio.run(cut_off())
+
+
 def test_calls_of_all_replicas_ignore_those_that_died(
     replicated: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

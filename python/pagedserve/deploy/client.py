@@ -194,7 +194,7 @@ class ReplicatedEngine:
     async def _whole(
         self, request: ReplicaRequest, stream: _Stream
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request; continues on another replica if one dies."""
+        """Yield the outputs of a request; continues on another replica if one dies or ends."""
         progress = Progress(request)
         num_deaths = 0
         while True:
@@ -206,11 +206,11 @@ class ReplicatedEngine:
                     yield output
                     if output.finished:
                         return
-            except (RayActorError, EngineDeadError) as death:
-                num_deaths += 1
+            except (RayActorError, EngineDeadError) as end:
+                num_deaths += isinstance(end, RayActorError)
                 can_go_on = progress.is_known or not stream.has_begun
-                if num_deaths >= _MAX_DEATHS or not can_go_on:
-                    raise EngineDeadError(f"a replica has died: {death}") from death
+                if num_deaths >= _MAX_DEATHS or not can_go_on or self._is_stopped:
+                    raise self._error_after(end) from end
             else:
                 raise EngineDeadError("a replica has ended a stream that was not whole")
             if not stream.has_begun:
@@ -223,6 +223,16 @@ class ReplicatedEngine:
                         yield output
                 return
             (request,) = progress.requests.values()
+
+    def _error_after(self, end: RayActorError | EngineDeadError) -> BaseException:
+        """The error of a stream that does not resume after the end of its replica.
+
+        A replica whose engine dies exits; one that raises was shut down.
+        """
+        if self._is_stopped:
+            return self.dead_error
+        what = "died" if isinstance(end, RayActorError) else "ended"
+        return EngineDeadError(f"a replica has {what}: {end}")
 
     async def _part(
         self, request: ReplicaRequest, stream: _Stream, unfinished: AbstractSet[int]
