@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pagedserve.engine.output_processor import make_output
 from pagedserve.engine.request import Request
@@ -17,6 +17,7 @@ from pagedserve.output.stop import StopMatch, StopStrings
 from pagedserve.outputs import CompletionOutput
 from pagedserve.sampling.results import Candidates, SampledRows
 from pagedserve.sampling_params import RequestOutputKind
+from tests.output.conftest import byte_fallback
 from tests.support.examples import examples
 from tests.support.serving import end, feed, make_request, record
 
@@ -148,13 +149,15 @@ def expected(
     token_ids: list[int],
     params: dict[str, Any],
 ) -> tuple[str, int | str | None]:
-    """How tokens end, seen from their whole text: the text, and what ended it."""
+    """How tokens end, seen from their texts up to each token: the text, and what ended it."""
     (stop_token,) = params["stop_token_ids"] or [None]
     count = token_ids.index(stop_token) if stop_token is not None else len(token_ids)
-    text = decode(token_ids[:count])
-    match = first_match(stops, text)
-    if match:
-        return stops.cut(text, match), match.string
+    texts = [decode(token_ids[:end]) for end in range(1, count + 1)]
+    whole = [text for text in texts[:-1] if not text.endswith("\ufffd")]
+    for text in [*whole, *texts[-1:]]:
+        if match := first_match(stops, text):
+            return stops.cut(text, match), match.string
+    text = texts[-1] if texts else ""
     return (decode(token_ids[: count + 1]) if stops.include else text), stop_token
 
 
@@ -236,6 +239,44 @@ def test_a_stop_string_within_a_token_cuts_it(
         assert texts == ["The", "The capital", "The capital of", "The capital of Fr"]
     else:
         assert texts == ["The", "The capital", "The capital ", "The capital "]
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "stop"),
+    [
+        (["▁a", "<0x0A>"], "\n"),
+        (["c", "<0xE2>", "<0x82>", "<0xAC>"], "€"),
+        (["c", "<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>"], "€é"),
+        (["▁a", "<0xE2>", "<0x82>", "<0xAC>", "<0x0A>"], "a€\n"),
+    ],
+)
+def test_a_stop_string_that_ends_in_a_byte_token_stops_at_once(
+    tokens: list[str], stop: str, include: bool
+) -> None:
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=byte_fallback())
+    token_ids: list[int] = tokenizer.convert_tokens_to_ids(tokens)
+    text: str = tokenizer.decode(token_ids)
+    later = tokenizer.convert_tokens_to_ids(["<0xFF>", "c"])  # would change what is not at an end
+    serving = Serving(tokenizer, [*token_ids, *later])
+    for kind in RequestOutputKind:
+        params: dict[str, Any] = {"stop": ["x", stop], "include_stop_str_in_output": include}
+        shown, last = serving.sampled(kind, **params)
+        outputs = [*shown, last] if kind is RequestOutputKind.DELTA else [last]
+        assert "".join(output.text for output in outputs) == (
+            text if include else text.removesuffix(stop)
+        )
+        assert (last.finish_reason, last.stop_reason) == ("stop", stop)
+        assert [token for output in outputs for token in output.token_ids] == token_ids
+    assert serving.searched(**params).token_ids == token_ids
+
+
+def test_a_stop_string_of_bytes_among_the_first_tokens_does_not_count() -> None:
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=byte_fallback())
+    tokens = ["<0x0A>", "c", "<0x0A>", "c"]
+    serving = Serving(tokenizer, tokenizer.convert_tokens_to_ids(tokens))
+    _, last = serving.sampled(RequestOutputKind.CUMULATIVE, stop=["\n"], min_tokens=1)
+    assert (last.text, len(last.token_ids)) == ("\nc", 3)
 
 
 def test_of_matches_that_end_together_the_longest_counts() -> None:

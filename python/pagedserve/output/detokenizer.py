@@ -66,6 +66,18 @@ class TextStream(ABC):
     def rest(self) -> str:
         """Return what is held back, incomplete characters as U+FFFD: the end of a finished text."""
 
+    @property
+    def held_byte(self) -> int | None:
+        """Byte of the last token, if that is one byte whose run may continue."""
+        return None
+
+    def complete_rest(self) -> str:
+        """Return the whole characters that are held back only because a later byte may change them.
+
+        "" if the last one is incomplete.
+        """
+        return ""
+
 
 class Detokenizer:
     """Detokenizer for one tokenizer and one set of options.
@@ -101,9 +113,8 @@ class Detokenizer:
         if isinstance(self._empty, _ByteStream):
             found = self._empty.token_bytes.of([token_id])
             return found or self.token_text(token_id).encode()  # a special token has only a name
-        name = self._names.name(token_id)
-        is_byte = _BYTE_TOKEN.fullmatch(name)
-        return bytes.fromhex(name[3:5]) if is_byte else self.token_text(token_id).encode()
+        byte = self._names.byte(token_id)
+        return self.token_text(token_id).encode() if byte is None else bytes([byte])
 
     def stream(self) -> TextStream:
         """Create the stream of a sequence without tokens."""
@@ -168,10 +179,10 @@ class _Vocabulary:
             token_id for token_id, name in pairs if name is not None and token_id not in self.silent
         ]
 
-    def is_byte(self, token_id: int) -> bool:
-        """Whether an id with text represents one byte of a character."""
-        name = self._tokenizer.convert_ids_to_tokens([token_id])[0]
-        return _BYTE_TOKEN.fullmatch(name) is not None
+    def byte(self, token_id: int) -> int | None:
+        """The byte of a character that an id represents; None if it represents none."""
+        name = self.name(token_id)
+        return int(name[3:5], 16) if _BYTE_TOKEN.fullmatch(name) else None
 
 
 class _TokenBytes:
@@ -241,7 +252,7 @@ class _WindowStream(TextStream):
         taken = replace(self, num_tokens=num_tokens, pending=(*self.pending, *new))
         for end in range(len(taken.pending), len(self.pending), -1):
             window = replace(taken, pending=taken.pending[:end])
-            piece = "" if window.ends_in_byte() else window.rest()
+            piece = window.rest() if window.held_byte is None else ""
             if piece and not piece.endswith(_REPLACEMENT):
                 later = taken.pending[end:]
                 return replace(
@@ -255,6 +266,10 @@ class _WindowStream(TextStream):
         start = len(self.vocabulary.decode(self.settled)) if self.settled else 0
         return self.vocabulary.decode(self.settled + self.pending)[start:]
 
-    def ends_in_byte(self) -> bool:
-        """Whether the pending run of bytes may continue."""
-        return bool(self.pending) and self.vocabulary.is_byte(self.pending[-1])
+    def complete_rest(self) -> str:
+        rest = "" if self.held_byte is None else self.rest()
+        return "" if rest.endswith(_REPLACEMENT) else rest
+
+    @property
+    def held_byte(self) -> int | None:
+        return self.vocabulary.byte(self.pending[-1]) if self.pending else None

@@ -40,6 +40,11 @@ class StopStrings:
         """Length of the longest string, in characters."""
         return max(map(len, self.strings))
 
+    @property
+    def last_bytes(self) -> set[int]:
+        """Last byte of each string in UTF-8."""
+        return {string.encode(errors="surrogatepass")[-1] for string in self.strings}
+
     def find(self, text: str, num_old: int) -> StopMatch | None:
         """Find the match that ends first; of several that end together the longest.
 
@@ -186,6 +191,9 @@ def find_stop(
 ) -> StopMatch | None:
     """Find the stop string that the last of ``num_tokens`` tokens completes.
 
+    A string that ends in the last byte of a character stops at once: the text ends there, so no
+    later byte changes it.
+
     Args:
         rule: Stop conditions of the request.
         before: The text without the last token.
@@ -194,4 +202,8 @@ def find_stop(
     """
     if rule.strings is None or num_tokens <= rule.min_tokens:
         return None
-    return rule.strings.find(text.text, len(before.text))
+    may_end = text.held_byte in rule.strings.last_bytes
+    whole = text.text + (text.complete_rest() if may_end else "")
+    if len(whole) == len(before.text):
+        return None
+    return rule.strings.find(whole, len(before.text + before.complete_rest()))
