@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
@@ -633,6 +634,9 @@ def test_a_failure_within_a_stream(serve: Serve) -> None:
         failed = events[-1].response
         assert failed.status == "failed"
         assert failed.error.code == "server_error"
+        kinds = Counter(event.type.removeprefix("response.") for event in events)
+        assert kinds["output_item.added"] == kinds["output_item.done"] == len(failed.output) == 1
+        assert kinds["content_part.added"] == kinds["content_part.done"] == 1
         assert client.responses.retrieve(failed.id).status == "failed"
 
 

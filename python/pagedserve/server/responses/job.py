@@ -204,11 +204,11 @@ class ResponsesJob(TokenJob):
         del scope
         self.status = "failed"
         self.error = {"code": "server_error", "message": scrubbed(error.message)}
-        self.output.end("incomplete")
+        ends = self.output.close("incomplete")
         response = self.shown()
         if self.body.store:
             self.context.responses.put(self.key, self._dumped(response))
-        return self._written([*self.pending, ("response.failed", {"response": response})])
+        return self._written([*self.pending, *ends, ("response.failed", {"response": response})])
 
     def shown(self) -> dict[str, Any]:
         """The response as it is now."""

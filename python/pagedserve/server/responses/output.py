@@ -77,7 +77,7 @@ class Output:
         kind = "custom_tool_call" if "custom" in call else "function_call"
         given = call["custom"] if "custom" in call else call["function"]
         if "id" in call:
-            events += self._close("completed")
+            events += self.close("completed")
             names = self.names_of_calls.get(given["name"], {"name": given["name"]})
             events += self._begin(kind, {"call_id": call["id"], **names})
         return events + self._add(given[_FORMS[kind].text])
@@ -89,7 +89,29 @@ class Output:
             status: Status of the last item: completed or incomplete.
         """
         opening = [] if self.items else self._begin("message", {"role": "assistant"})
-        return opening + self._close(status)
+        return opening + self.close(status)
+
+    def close(self, status: str) -> list[Event]:
+        """End the open item, if there is one.
+
+        Args:
+            status: Its status: completed or incomplete.
+        """
+        if not self._is_open:
+            return []
+        item = self.items[-1]
+        form = _FORMS[item["type"]]
+        item |= self._content()
+        text = "".join(self._text)
+        more = {"logprobs": self._logprobs} if form.part == "output_text" else {}
+        self._text, self._logprobs, self._is_open = [], [], False
+        events: list[Event] = [(f"{form.event}.done", {**self._place(), form.text: text, **more})]
+        if form.part is not None:
+            (part,) = item["content"]
+            events.append(("response.content_part.done", {**self._place(), "part": part}))
+        item["status"] = status
+        done = {"output_index": self._index, "item": dict(item)}
+        return [*events, ("response.output_item.done", done)]
 
     @property
     def reasoning(self) -> str:
@@ -115,7 +137,7 @@ class Output:
         """Open an item, unless one of its type is open."""
         if self._is_open and self.items[-1]["type"] == kind:
             return []
-        events = self._close("completed")
+        events = self.close("completed")
         form = _FORMS[kind]
         item: dict[str, Any] = {"id": new_id(kind), "type": kind, "status": "in_progress"}
         empty: dict[str, Any] = {"content": []} if form.part is not None else {form.text: ""}
@@ -137,24 +159,6 @@ class Output:
         form = _FORMS[self.items[-1]["type"]]
         more = {"logprobs": list(logprobs)} if form.part == "output_text" else {}
         return [(f"{form.event}.delta", {**self._place(), "delta": text, **more})]
-
-    def _close(self, status: str) -> list[Event]:
-        """Close the open item, if there is one."""
-        if not self._is_open:
-            return []
-        item = self.items[-1]
-        form = _FORMS[item["type"]]
-        item |= self._content()
-        text = "".join(self._text)
-        more = {"logprobs": self._logprobs} if form.part == "output_text" else {}
-        self._text, self._logprobs, self._is_open = [], [], False
-        events: list[Event] = [(f"{form.event}.done", {**self._place(), form.text: text, **more})]
-        if form.part is not None:
-            (part,) = item["content"]
-            events.append(("response.content_part.done", {**self._place(), "part": part}))
-        item["status"] = status
-        done = {"output_index": self._index, "item": dict(item)}
-        return [*events, ("response.output_item.done", done)]
 
     @property
     def _index(self) -> int:
