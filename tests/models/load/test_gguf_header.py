@@ -121,7 +121,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def values(found: GgufHeader) -> dict[str, Any]:
     """Fields of a header, with all lists read."""
     return {
-        name: value.read() if isinstance(value, TextList) else value
+        name: value.texts if isinstance(value, TextList) else value
         for name, value in found.fields.items()
     }
 

@@ -16,9 +16,10 @@ from transformers import (
 )
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
+from pagedserve._core.cpu import read_texts
 from pagedserve.errors import ModelLoadError
 from pagedserve.models.load.convert import convert_tokenizer
-from pagedserve.models.load.gguf_header import chat_template_of, read_header
+from pagedserve.models.load.gguf_header import chat_template_of, end_token_ids, read_header
 from pagedserve.models.tokenizer.gguf_tokenizer import SPLITS, tokenizer_of_gguf
 from pagedserve.output.detokenizer import Detokenizer
 from tests.support.tokenizer_kinds import (
@@ -181,6 +182,24 @@ def test_a_word_of_llama_3_that_is_a_token_needs_no_merges(tmp_path: Path) -> No
         write_gguf(path, "llama", "gpt2", **fields | {"tokenizer_pre": pre})
         assert len(tokenizer_of_gguf(path)(word).input_ids) == num_tokens > 0
     assert len(word) > 1
+
+
+def test_the_tokens_are_read_once_for_the_config_and_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = byte_level_fields("qwen2")
+    write_gguf(tmp_path / "model.gguf", "qwen2", "gpt2", **fields)
+    read: list[list[str]] = []
+
+    def counted(content: bytes, *, big_endian: bool) -> list[str]:
+        read.append(read_texts(content, big_endian=big_endian))
+        return read[-1]
+
+    monkeypatch.setattr("pagedserve.models.load.gguf_header.read_texts", counted)
+    header = read_header(tmp_path / "model.gguf")
+    end_token_ids(header.fields)
+    tokenizer_of_gguf(tmp_path / "model.gguf", header)
+    assert read == [fields["token_list"]]
 
 
 def test_texts_are_split_as_by_transformers() -> None:

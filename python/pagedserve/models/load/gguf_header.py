@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -77,7 +78,7 @@ def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
     if isinstance(more := fields.get("tokenizer.ggml.eos_token_ids"), list):
         found += more
     if isinstance(tokens := fields.get("tokenizer.ggml.tokens"), TextList):
-        found += [index for index, token in enumerate(tokens.read()) if token in _END_TEXTS]
+        found += [index for index, token in enumerate(tokens.texts) if token in _END_TEXTS]
     return [token for place, token in enumerate(found) if token not in found[:place]]
 
 
@@ -147,8 +148,9 @@ class TextList:
         """Keep the bytes of the texts, each after its length."""
         self._content, self._big_endian = content, big_endian
 
-    def read(self) -> list[str]:
-        """The texts.
+    @cached_property
+    def texts(self) -> list[str]:
+        """The texts, read once: the config and the tokenizer need a vocabulary's.
 
         Raises:
             UnicodeError: One is not UTF-8.

@@ -125,7 +125,7 @@ def _read(name: str, value: object) -> object:
     """A field's value, with the texts of a list: merges as pairs."""
     if not isinstance(value, TextList):
         return value
-    return value.read_pairs() if name == _MERGES else value.read()
+    return value.read_pairs() if name == _MERGES else value.texts
 
 
 def tokenizer_of_gguf(path: Path, header: GgufHeader | None = None) -> FastTokenizer:
