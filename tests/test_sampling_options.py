@@ -12,7 +12,7 @@ from pagedserve.sampling_params.options import PARAMETERS
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.completions.protocol import CompletionBody
 
-PYTHON_ALONE = {"detokenize", "logits_processors", "output_kind"}
+PYTHON_ALONE = {"detokenize", "extra_args", "logits_processors", "output_kind"}
 # An option of each command and its value; stop may be repeated.
 COMMON: dict[str, Any] = {
     "max_tokens": 5,

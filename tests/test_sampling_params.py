@@ -49,6 +49,7 @@ DEFAULTS = {
     "top_n_sigma": -1.0,
     "thinking_token_budget": None,
     "prediction": None,
+    "extra_args": None,
 }
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2, "temperature": 0}
 
@@ -89,6 +90,7 @@ SAMPLED: dict[str, Any] = {
     "top_n_sigma": 1.5,
     "thinking_token_budget": 100,
     "prediction": "Yes.",
+    "extra_args": {"target_token": 5},
 }
 
 
@@ -209,6 +211,7 @@ IDS = "a list of token ids"
         ("allowed_token_ids", [], "None or a list of token ids, at least one"),
         ("allowed_token_ids", 5, "None or a list of token ids, at least one"),
         ("logits_processors", processor, "a list of callables"),
+        ("extra_args", [5], "a mapping with names for keys"),
         ("truncate_prompt_tokens", 0, "an integer, at least 1, -1 for as many as the model"),
         ("truncate_prompt_tokens", -2, "an integer, at least 1, -1 for as many as the model"),
         ("output_kind", 1, "a RequestOutputKind: CUMULATIVE, DELTA or FINAL_ONLY"),
@@ -302,7 +305,7 @@ def test_how_vllm_copies_parameters_has_no_effect() -> None:
     assert SamplingParams(**options) == SamplingParams()
 
 
-@pytest.mark.parametrize("name", ["extra_args", "flat_logprobs"])
+@pytest.mark.parametrize("name", ["repetition_detection", "flat_logprobs"])
 def test_a_later_parameter_is_refused_by_name_unless_it_asks_for_nothing(name: str) -> None:
     assert refusal(**{name: {"a": 1}}) == f"not supported yet: {name}={{'a': 1}}; leave it out"
     nothing: dict[str, Any] = {name: None}
@@ -315,6 +318,13 @@ def test_a_misspelt_parameter_is_named_with_the_known_ones() -> None:
     message = refusal(xyz=1)
     assert message.startswith("unknown sampling parameter: xyz=1; accepted: ")
     assert message.split("accepted: ")[1].split(", ") == list(DEFAULTS)
+
+
+def test_a_copy_has_its_own_extra_args() -> None:
+    params = SamplingParams(extra_args={"a": 1})
+    copied = params.clone()
+    params.extra_args["a"] = 2  # type: ignore[index]
+    assert copied.extra_args == {"a": 1}
 
 
 def test_best_of_is_n_where_it_is_not_given() -> None:

@@ -40,6 +40,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.print_utils import print_embeddings
 from vllm.v1.engine.async_llm import AsyncEngineArgs, AsyncLLM
 from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 from vllm.version import __version__
 """.replace("vllm", "pagedserve").split("\n")[1:-1]
 

@@ -39,6 +39,7 @@ MODULES: Final = {
     "utils.print_utils": ["print_embeddings"],
     "v1.engine.async_llm": ["AsyncEngineArgs", "AsyncLLM"],
     "v1.metrics.reader": ["Counter", "Gauge", "Histogram", "Metric", "Vector"],
+    "v1.sample.logits_processor": ["AdapterLogitsProcessor", "RequestLogitsProcessor"],
     "version": ["__version__"],
 }
 # Modules of the table and their parent packages.
@@ -51,6 +52,10 @@ _HOMES: Final = {
     "AsyncLLM": "pagedserve:AsyncLLMEngine",
     "FlexibleArgumentParser": "pagedserve.config.argument_parser:FlexibleArgumentParser",
     "init_logger": "logging:getLogger",
+    **{
+        name: f"pagedserve.engine.processors:{name}"
+        for name in MODULES["v1.sample.logits_processor"]
+    },
     **{name: f"pagedserve.metrics:{name}" for name in MODULES["v1.metrics.reader"]},
     **{
         name: f"{__name__}:{name}" for name in ("UsageContext", "get_tokenizer", "print_embeddings")

@@ -268,7 +268,6 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
 
 # Sampling parameters of vLLM that are not supported, with the values that change nothing.
 ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
-    "extra_args": (None,),
     "logprob_token_ids": (None,),
     "stream_interval": (None, 1),
     "repetition_detection": (None,),

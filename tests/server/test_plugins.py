@@ -24,7 +24,7 @@ from tests.server.conftest import TEMPLATE, Serve
 from tests.support.doc_blocks import python_examples
 from tests.support.formula import FormulaModel, byte_tokenizer
 
-PARSERS, PROCESSORS = (
+PARSERS, PROCESSORS, ADAPTER = (
     example.code for example in python_examples() if example.page == "docs/plugins.md"
 )
 # What a plug-in may raise, and no caller expects.
@@ -271,3 +271,52 @@ def test_the_printed_logits_processor(formula: FormulaModel, package: Callable[.
     params = SamplingParams(temperature=50.0, max_tokens=99, ignore_eos=True)
     engine.add_request("a", PROMPT, params)
     assert min(formula.finish(engine)["a"].outputs[0].token_ids) >= 10
+
+
+def test_a_class_of_vllm_gives_requests_their_processors(
+    formula: FormulaModel, package: Callable[..., None]
+) -> None:
+    package(ADAPTER, "pagedserve.logits_processors")
+    engine = formula.engine(logits_processors=["brought:OneToken"])
+    (factory,) = engine.input_processor.processors
+    assert (factory.device.type, factory.max_model_len) == ("cpu", engine.max_model_len)
+
+    def run(extra_args: dict[str, Any] | None) -> list[int]:
+        params = SamplingParams(temperature=0, max_tokens=3, extra_args=extra_args)
+        engine.add_request("a", PROMPT, params)
+        return formula.finish(engine)["a"].outputs[0].token_ids
+
+    assert run({"target_token": 7}) == [7, 7, 7]
+    plain = formula.greedy(byte_tokenizer().encode("Go."), 3)
+    assert run(None) == run({}) == plain
+    with pytest.raises(RequestError, match=r"OneToken raised ValueError: target_token is '7'"):
+        run({"target_token": "7"})
+    again = formula.engine(logits_processors=[type(factory)])
+    assert type(again.input_processor.processors[0]) is type(factory)
+
+
+def test_extra_args_without_a_class_that_reads_them_are_refused(formula: FormulaModel) -> None:
+    engine = formula.engine()
+    engine.add_request("a", PROMPT, SamplingParams(extra_args={}))
+    with pytest.raises(RequestError, match=r"^extra_args is \{'a': 1\}; it must be left out"):
+        engine.add_request("b", PROMPT, SamplingParams(extra_args={"a": 1}))
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "Go."}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go."}]}),
+        ("/v1/responses", {"input": "Go."}),
+    ],
+)
+def test_requests_to_a_server_have_extra_args(
+    serve: Serve, package: Callable[..., None], path: str, prompt: dict[str, Any]
+) -> None:
+    package(ADAPTER, "pagedserve.logits_processors")
+    options = {"logits_processors": ["brought:OneToken"]}
+    with serve(options, chat_template=TEMPLATE) as running:
+        body = {"temperature": 0, "vllm_xargs": {"target_token": "7"}, **prompt}
+        answer = running.http.post(path, json=body)
+        assert answer.status_code == 400
+        assert "target_token is '7'" in answer.json()["error"]["message"]

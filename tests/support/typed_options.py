@@ -16,7 +16,7 @@ _HEAD: Final = '''\
 ``make options`` writes this file from the table of ``EngineArgs``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pagedserve.config.reasoning import ReasoningFormat

@@ -3,7 +3,7 @@
 ``make options`` writes this file from the table of ``EngineArgs``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pagedserve.config.reasoning import ReasoningFormat
@@ -79,7 +79,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     generation_config: str | None
     override_generation_config: Mapping[str, Any] | None
-    logits_processors: tuple[str, ...] | None
+    logits_processors: tuple[str, ...] | Sequence[str | type] | None
     reasoning_config: ReasoningFormat | Mapping[str, Any] | None
     decision_log: str | None
     decision_log_max_bytes: int | None

@@ -1,6 +1,6 @@
 """``SamplingArgs``: options of random numbers, log-probabilities and default parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,11 @@ from pagedserve.config.reasoning import ReasoningFormat
 
 # Options for default sampling parameters, without effect in a command that sets all parameters.
 DEFAULT_PARAMS: Final = frozenset({"generation_config", "override_generation_config"})
+
+
+def _processor(name: str, value: object) -> str | type:
+    """A class, or its name."""
+    return value if isinstance(value, type) else checks.text(name, value)
 
 
 @dataclass(kw_only=True)
@@ -45,11 +50,12 @@ class SamplingArgs:
     )
     logits_processors: tuple[str, ...] = option(
         (),
-        checks.each(checks.text, "a list of module:Class"),
+        checks.each(_processor, "a list of module:Class or classes"),
         "Classes whose method new_req_logits_processor gives a request its logits processor, or "
-        "None: module:Class, or an entry point of pagedserve.logits_processors.",
+        "None: module:Class, an entry point of pagedserve.logits_processors, or the class itself.",
         concern="sampling",
         unset="none",
+        converts=Sequence[str | type],
     )
     reasoning_config: ReasoningFormat | None = option(
         None,

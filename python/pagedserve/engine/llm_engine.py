@@ -25,7 +25,7 @@ from pagedserve.engine.drafting import drafter_of
 from pagedserve.engine.guard import EngineGuard, ModelOwner, exclusive
 from pagedserve.engine.input_processor import InputProcessor
 from pagedserve.engine.loop import EngineLoop
-from pagedserve.engine.processors import load_processors
+from pagedserve.engine.processors import create_processors, load_processors
 from pagedserve.engine.request import Request, RequestTable, request_ids
 from pagedserve.engine.stats import EngineSnapshot, EngineStats, StatsLine, cache_config
 from pagedserve.errors import EngineDeadError, InvariantError
@@ -115,8 +115,9 @@ class LLMEngine(ModelOwner):
         built = build(args, executor)
         self.memory, self._scheduler, config = built.memory, built.scheduler, built.config
         self._cache_config = cache_config(args, built.cache, self.memory, self.model_info)
+        processors = create_processors(self._processors, self.model_config)
         self.input_processor = InputProcessor.of(
-            args, tokenizer, executor, self._scheduler, config, processors=self._processors
+            args, tokenizer, executor, self._scheduler, config, processors=processors
         )
         self.adapters = AdapterTable(
             executor, args.max_loras if args.enable_lora else 0, HubOptions.of_adapters(args)
@@ -178,7 +179,12 @@ class LLMEngine(ModelOwner):
     def model_config(self) -> ModelConfig:
         """Properties of the model under vLLM's names."""
         info = self.model_info
-        return ModelConfig(self._args, max_model_len=info.max_model_len, dtype=info.dtype)
+        return ModelConfig(
+            self._args,
+            max_model_len=info.max_model_len,
+            dtype=info.dtype,
+            device_type=info.device_type,
+        )
 
     def get_num_unfinished_requests(self) -> int:
         """Number of unfinished requests."""

@@ -17,6 +17,7 @@ from pagedserve.sampling_params.checks import EarlyStopping
 from pagedserve.sampling_params.output_kind import RequestOutputKind
 from pagedserve.sampling_params.parameter import (
     Biases,
+    ExtraArgs,
     Format,
     Integer,
     OptionalInteger,
@@ -317,6 +318,15 @@ class SamplingOptions:
         "docs/speculation.md describes it.",
         concern="text",
         request="own",
+        unset="none",
+    )
+    extra_args: ExtraArgs = parameter(
+        None,
+        checks.optional(checks.mapping),
+        "Values by name for the classes of the engine's logits_processors, which read them; "
+        "vllm_xargs of requests to a server. docs/plugins.md describes such classes.",
+        concern="penalties and allowed tokens",
+        request="none",
         unset="none",
     )
 

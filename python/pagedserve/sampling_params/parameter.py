@@ -55,6 +55,9 @@ Biases: TypeAlias = Checked[
     tuple[tuple[int, float], ...],
     dict[int, float],
 ]
+ExtraArgs: TypeAlias = Checked[
+    Mapping[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None
+]
 Processors: TypeAlias = Checked[
     "Iterable[AnyLogitsProcessor] | None", tuple[LogitsProcessor, ...], list[Callable[..., Any]]
 ]

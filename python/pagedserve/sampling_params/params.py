@@ -68,6 +68,7 @@ class SamplingParams(SamplingOptions):
         copied = object.__new__(type(self))
         for name in PARAMETERS:
             object.__setattr__(copied, name, getattr(self, name))
+        copied.extra_args = self.extra_args  # whose check copies the mapping
         return copied
 
     def check(self) -> None:

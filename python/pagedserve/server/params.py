@@ -211,6 +211,7 @@ def _common(body: Body, default: SamplingParams, *, closes: bool) -> dict[str, A
         given["logit_bias"] = {
             token: max(-_MAX_BIAS, min(_MAX_BIAS, bias)) for token, bias in body.logit_bias.items()
         }
+    given["extra_args"] = body.vllm_xargs
     given["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
     given["structured_outputs"] = _structured_outputs(body, closes=closes)
     if body.truncation_side == "right":  # truncated before the engine sees the prompt

@@ -183,6 +183,7 @@ class Body(SamplingBody):
     response_format: ResponseFormat | None = None
     prediction: PredictedContent | None = _parameter("prediction")
     structured_outputs: dict[str, Any] | None = _parameter("structured_outputs")
+    vllm_xargs: dict[str, Any] | None = _parameter("extra_args")
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -19,10 +19,23 @@ class ModelConfig:
         max_model_len: Maximum tokens of a sequence, prompt and output together.
     """
 
-    def __init__(self, args: EngineArgs, *, max_model_len: int, dtype: str) -> None:
-        """Describe the model of an engine with ``args``; ``dtype`` is a name of torch."""
+    def __init__(
+        self, args: EngineArgs, *, max_model_len: int, dtype: str, device_type: str
+    ) -> None:
+        """Describe the model of an engine with ``args``; the last two are names of torch."""
         self.model, self.max_model_len = args.model, max_model_len
-        self._args, self._dtype = args, dtype
+        self._args, self._dtype, self._device_type = args, dtype, device_type
+
+    @property
+    def device(self) -> "torch.device":
+        """Device of the weights, of torch, which is imported here.
+
+        Raises:
+            MissingPackageError: torch is not installed.
+        """
+        with extra_needed("model_config.device", "engine"):
+            import torch
+        return torch.device(self._device_type)
 
     @property
     def dtype(self) -> "torch.dtype":

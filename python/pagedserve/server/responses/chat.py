@@ -72,6 +72,7 @@ def chat_of(
         "cache_salt": body.cache_salt,
         "chat_template_kwargs": body.chat_template_kwargs,
         "structured_outputs": body.structured_outputs,
+        "vllm_xargs": body.vllm_xargs,
     }
     chat = ChatBody.model_validate(given)
     chat.arrived_with(num_bytes)

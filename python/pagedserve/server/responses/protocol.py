@@ -133,6 +133,7 @@ class ResponsesBody(SamplingBody):
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     @property
     def has_logprobs(self) -> bool:
