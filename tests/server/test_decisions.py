@@ -1,7 +1,7 @@
 """``POST /v1/systemone``: decisions as clients of vLLM ask for them."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,20 @@ def test_refusals_name_what_is_wrong(
     if param is not None:
         assert error["param"].split(".")[0] == param
     served.wait_until_idle()
+
+
+def test_variables_of_the_template_that_the_server_sets_by_default(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = served.context.text
+    first = "{% if enable_thinking %}{{ raise_exception('x') }}{% endif %}{{ mood }}"
+    monkeypatch.setattr(text, "chat_template", first + text.shown_template)
+    plain = decide(served).json()["usage"]["input_tokens"]
+    variables = {"mood": "low or high?", "enable_thinking": True}
+    monkeypatch.setattr(text, "args", replace(text.args, default_chat_template_kwargs=variables))
+    assert decide(served).json()["usage"]["input_tokens"] > plain
+    other = decide(served, chat_template_kwargs={"mood": ""}).json()
+    assert other["usage"]["input_tokens"] == plain
 
 
 def test_a_missing_state_and_an_unknown_model(served: Served) -> None:

@@ -59,6 +59,15 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     assert said.format(tmp_path) in capsys.readouterr().err
 
 
+def test_a_default_that_is_no_variable_of_a_template_ends_the_start(
+    stand_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--default-chat-template-kwargs", '{"tokenize": true}', "--port", "0"]
+    assert main(["serve", str(stand_in), "--num-gpu-blocks", "64", *given]) == 2
+    said = "default_chat_template_kwargs has tokenize, which is no variable of a template"
+    assert said in capsys.readouterr().err
+
+
 def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     for _ in range(2):  # what the first leaves behind is no hindrance to the second

@@ -129,7 +129,7 @@ def _renderer(
     with extra_needed("a chat template", "cpu"):
         from pagedserve.inputs.templates import bounded
 
-    _check_variables(tokenizer, variables)
+    check_variables(tokenizer, variables)
     render = tokenizer.apply_chat_template
     return bounded(partial(render, chat_template=template, tokenize=False, **variables))
 
@@ -147,15 +147,25 @@ def _with_known_roles(conversation: Conversation, template: object) -> Conversat
     ]
 
 
-def _check_variables(tokenizer: Tokenizer, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that would reach the renderer instead of the template."""
+def check_variables(
+    tokenizer: Tokenizer, given: Mapping[str, Any], name: str = "chat_template_kwargs"
+) -> None:
+    """Refuse arguments that would reach the renderer instead of the template.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        given: Variables of the template.
+        name: Name of the parameter that has them.
+
+    Raises:
+        RequestError: One of them is an argument of the renderer.
+    """
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
     own = {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
-    for name in given:
-        if name in (own | _GIVEN) - _VARIABLES:
+    for variable in given:
+        if variable in (own | _GIVEN) - _VARIABLES:
             raise RequestError(
-                f"chat_template_kwargs has {name}, which is no variable of a template",
-                param="chat_template_kwargs",
+                f"{name} has {variable}, which is no variable of a template", param=name
             )
 
 

@@ -109,12 +109,13 @@ class Context:
             max_num_seqs: Maximum number of running sequences.
 
         Raises:
-            RequestError: An adapter is invalid.
+            RequestError: An adapter, or a default variable of the chat template, is invalid.
             ServerError: The name of an adapter is taken.
         """
         model = await self.client.get_model_config()
         self.text.max_model_len = model.max_model_len
         self.text.vocab_size = model.vocab_size
+        self.text.check_defaults()
         for text in self.args.lora_modules:
             await self.adapters.load(LoraModule.parse(text))
         sys.setswitchinterval(SWITCH_SECONDS)

@@ -1,6 +1,6 @@
 """Texts and conversations of requests, converted to tokens and back outside the event loop."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, SupportsIndex, TypeVar
@@ -11,7 +11,7 @@ from pagedserve.engine.client import EngineClient
 from pagedserve.engine.lanes import Lanes
 from pagedserve.errors import RequestError
 from pagedserve.inputs import BranchedPrompt, TokensPrompt
-from pagedserve.inputs.chat import Conversation, chat_prompt
+from pagedserve.inputs.chat import Conversation, chat_prompt, check_variables
 from pagedserve.inputs.images import ImageRules
 from pagedserve.inputs.prompts import check_unicode
 from pagedserve.output.detokenizer import Detokenizer
@@ -120,6 +120,18 @@ class Tokenization:
         # Tokenizers of users may lack them.
         named = getattr(tokenizer, "special_tokens_map", {})
         return TokenizerInfo.model_validate({**named, **fields})
+
+    def check_defaults(self) -> None:
+        """Check the variables of the chat template that the server sets by default.
+
+        Raises:
+            RequestError: One of them is no variable of a template.
+        """
+        check_variables(self.client.tokenizer, self.variables({}), "default_chat_template_kwargs")
+
+    def variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Variables of the chat template for a request that sets those that are given."""
+        return {**(self.args.default_chat_template_kwargs or {}), **given}
 
     def _template(self, given: str | None) -> str | dict[str, str] | None:
         """The chat template of a request, which may have given its own; several by name."""
@@ -288,10 +300,7 @@ class Tokenization:
             chat_prompt,
             tokenizer,
             chat_template=body.chat_template or self.chat_template,
-            chat_template_kwargs={
-                **(self.args.default_chat_template_kwargs or {}),
-                **_variables_of(body),
-            },
+            chat_template_kwargs=self.variables(_variables_of(body)),
             images=images,
         )
         messages: Conversation = with_functions(body.messages or [])

@@ -98,7 +98,10 @@ async def decision_job(context: Context, body: DecisionBody, answer_id: str) -> 
         questions=parse_questions(given),
         instructions=body.instructions,
         chat_template=context.text.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
+        # Defaults for chats may set enable_thinking, which a decision has not.
+        chat_template_kwargs=context.text.variables(
+            {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+        ),
         cache_salt=body.cache_salt,
     )
     texts = [asked.state_text, *(question.text for question in asked.questions)]
