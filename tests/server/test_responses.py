@@ -712,6 +712,7 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"include": ["other"]}, "include", "include"),
     ({"top_logprobs": 2}, "include", "--reasoning-parser"),
     ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+    ({"extra_body": {"vllm_xargs": {"a": 1}}}, "vllm_xargs", "vllm_xargs is {'a': 1}"),
     ({"truncation": "middle"}, "truncation", "truncation"),
     ({"metadata": {"a": "b" * 513}}, "metadata", "512"),
     ({"extra_body": {"max_tokens": 5}}, "max_tokens", "no field of this request"),

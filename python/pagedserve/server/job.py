@@ -30,7 +30,7 @@ from pagedserve.server.context import Context, Running
 from pagedserve.server.fields import StreamOptions
 from pagedserve.server.generation import Usage, check_end, generate, prompt_ids
 from pagedserve.server.http.apis import error_event
-from pagedserve.server.http.errors import ServerError, server_error
+from pagedserve.server.http.errors import ServerError, rename_fields, server_error
 from pagedserve.server.protocol import Body, EngineBody
 
 # Status codes from this one on are errors of the server.
@@ -55,6 +55,10 @@ class Choices(Protocol):
     @property
     def prompt_field(self) -> str:
         """Name of the field with the prompts."""
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """Names of the fields of sampling parameters that are named otherwise."""
 
     def opening(self, index: int) -> str | None:
         """First delta of a choice in a stream, as JSON; None to send none."""
@@ -177,6 +181,11 @@ class Job(ABC):
         """Name of the field with the prompts."""
 
     @property
+    def field_names(self) -> Mapping[str, str]:
+        """Names of the fields of parameters that are named otherwise, for errors."""
+        return {}
+
+    @property
     def media_type(self) -> str:
         """Content type of a whole response."""
         return "application/json"
@@ -236,6 +245,7 @@ class Job(ABC):
                 raise
             except Exception as error:
                 if isinstance(error, RequestError):
+                    rename_fields(error, self.field_names)
                     error.param = error.param or self.prompt_field
                 if server_error(error).status >= _SERVER_FAILED:
                     context.metrics.prompts_ended("error", self.num_prompts - len(self.last))
@@ -334,6 +344,11 @@ class GenerationJob(TokenJob):
     def prompt_field(self) -> str:
         """Name of the field with the prompts."""
         return self.choices.prompt_field
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """Names of the fields of parameters that are named otherwise, for errors."""
+        return self.choices.field_names
 
     def answer(self) -> AsyncGenerator[bytes, None]:
         """Chunks of its response, one unless it streams."""

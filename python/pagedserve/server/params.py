@@ -23,6 +23,8 @@ from pagedserve.server.tools.formats import ToolFormat
 _RECOMMENDED: Final = [name for name, known in PARAMETERS.items() if known.recommended_as]
 # Parameters that are fields.
 _FIELDS: Final = [name for name, known in PARAMETERS.items() if known.request != "none"]
+# Names of the fields of parameters that are named otherwise.
+FIELD_NAMES: Final = {"extra_args": "vllm_xargs"}
 # Fields of vLLM 0.6 to 0.9: guided_json, ...
 _GUIDED: Final = ("json", "regex", "choice", "grammar", "json_object")
 # Larger biases are clamped to it, as by OpenAI.

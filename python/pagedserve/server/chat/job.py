@@ -1,6 +1,5 @@
 """``POST /v1/chat/completions``."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +17,17 @@ from pagedserve.server.chat.answer_reader import AnswerReader, check_tools
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.context import Context
 from pagedserve.server.fields import check_conversation
+from pagedserve.server.http.errors import rename_fields
 from pagedserve.server.job import GenerationJob
 from pagedserve.server.limits import guessed_num_chat_tokens
 from pagedserve.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from pagedserve.server.params import chat_params, check_num_choices, num_equal_choices, salted
+from pagedserve.server.params import (
+    FIELD_NAMES,
+    chat_params,
+    check_num_choices,
+    num_equal_choices,
+    salted,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +118,7 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        text = str(error)
-        for name, shown in names.items():
-            text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
-        error.args = (text,)
-        if error.param is not None and error.param in names:
-            error.param = names[error.param].partition(".")[0]
+        rename_fields(error, names)
         raise
 
 
@@ -160,6 +161,10 @@ class ChatChoices:
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
     prompt_field: str = "messages"
+
+    @property
+    def field_names(self) -> Mapping[str, str]:  # noqa: D102
+        return {"logprobs": "top_logprobs", **FIELD_NAMES}
 
     def opening(self, index: int) -> str:  # noqa: D102
         role = encode_basestring_ascii(self.role)

@@ -1,6 +1,6 @@
 """``POST /v1/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from json.encoder import encode_basestring_ascii
@@ -26,6 +26,7 @@ from pagedserve.server.logprobs import (
     prompt_offsets,
 )
 from pagedserve.server.params import (
+    FIELD_NAMES,
     check_num_choices,
     completion_params,
     listed_prompts,
@@ -125,6 +126,10 @@ class CompletionChoices:
     prompt_field: str = "prompt"
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
+
+    @property
+    def field_names(self) -> Mapping[str, str]:  # noqa: D102
+        return FIELD_NAMES
 
     def opening(self, index: int) -> None:  # noqa: D102
         del index

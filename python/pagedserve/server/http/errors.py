@@ -45,6 +45,21 @@ _MUST: Final = "Input should be "
 _PRIVATE: Final = re.compile(r"(#(?:/[^\s/]*)+)|(?:/[\w.\-]+){2,}|0x[0-9a-fA-F]{6,}")
 
 
+def rename_fields(error: RequestError, names: Mapping[str, str]) -> None:
+    """Name the fields of a request in an error, in the place of other names.
+
+    Args:
+        error: The error, which is changed.
+        names: What to write instead of words and quoted values of its text.
+    """
+    text = str(error)
+    for name, shown in names.items():
+        text = re.sub(rf"(?<!\w){name}(?!\w)", shown, text, count=1)
+    error.args = (text,)
+    if error.param is not None and error.param in names:
+        error.param = names[error.param].partition(".")[0]
+
+
 class ServerError(Exception):
     """A refused request with its HTTP status."""
 

@@ -8,6 +8,7 @@ from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.chat.truncation import messages_within
 from pagedserve.server.fields import ResponseFormat
+from pagedserve.server.params import FIELD_NAMES
 from pagedserve.server.protocol import SamplingBody
 from pagedserve.server.responses.items import Item, messages_of
 from pagedserve.server.responses.protocol import (
@@ -31,6 +32,8 @@ NAMES: Final = {
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    **FIELD_NAMES,
 }
 
 
