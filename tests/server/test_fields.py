@@ -322,6 +322,7 @@ def test_a_stream_of_a_chat_begins_with_the_prompts_tokens(shared: Served) -> No
         ({"stream_options": {"include_usage": "so"}, "stream": True}, "stream_options"),
         ({"chat_template": "x"}, "chat_template"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 2**31, "max_tokens": 5}, "max_completion_tokens"),
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
         ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),

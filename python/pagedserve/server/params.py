@@ -87,8 +87,8 @@ def chat_params(
             "prompt_logprobs is given with stream; it is for whole answers",
             param="prompt_logprobs",
         )
-    both = (body.max_completion_tokens, body.max_tokens)
-    given["max_tokens"] = next((number for number in both if number is not None), None)
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    given["max_tokens"] = PARAMETERS["max_tokens"].check(field, getattr(body, field))
     if body.top_logprobs and not body.logprobs:
         raise RequestError(
             "top_logprobs is given without logprobs; it needs logprobs true", param="top_logprobs"
