@@ -58,6 +58,9 @@ def test_impossible_sizes_are_refused() -> None:
         CachedBlockAllocator(4, 0)
     with pytest.raises(RequestError, match="at most"):
         UncachedBlockAllocator(2**40)
+    for block_size in (2**40, 2**60):
+        with pytest.raises(ConfigError, match=f"no memory for 4 blocks with {block_size} tokens"):
+            CachedBlockAllocator(4, block_size)
 
 
 def cached_chain(allocator: CachedBlockAllocator, *blocks: NDArray[np.int32]) -> list[int]:

@@ -20,7 +20,9 @@ pub(crate) struct UncachedBlockAllocator(core::UncachedBlockAllocator);
 impl UncachedBlockAllocator {
     #[new]
     fn new(num_blocks: i64) -> PyResult<Self> {
-        Ok(Self(core::UncachedBlockAllocator::new(num_of_blocks(num_blocks)?)))
+        let num_blocks = num_of_blocks(num_blocks)?;
+        core::check_memory(num_blocks, 0).or_raise()?;
+        Ok(Self(core::UncachedBlockAllocator::new(num_blocks)))
     }
 
     /// Take a free block.
@@ -111,7 +113,9 @@ impl CachedBlockAllocator {
     fn new(num_blocks: i64, block_size: i64) -> PyResult<Self> {
         let block_size = count("block_size", block_size)?;
         expect(block_size > 0, || "block_size is 0; it must be at least 1".to_owned())?;
-        let core = core::CachedBlockAllocator::new(num_of_blocks(num_blocks)?, block_size, false);
+        let num_blocks = num_of_blocks(num_blocks)?;
+        core::check_memory(num_blocks, block_size).or_raise()?;
+        let core = core::CachedBlockAllocator::new(num_blocks, block_size, false);
         Ok(Self { core, block_size })
     }
 

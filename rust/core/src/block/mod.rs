@@ -12,7 +12,33 @@ pub use evictor::LRUEvictor;
 pub use pool::BlockPool;
 pub use uncached::UncachedBlockAllocator;
 
-use crate::ids::{BlockId, BlockPair};
+use std::hint::black_box;
+
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, BlockPair, TokenId};
+
+/// Bytes of a block without its tokens, at most.
+const BLOCK_BYTES: usize = 128;
+
+/// Refuses a pool for whose bookkeeping this machine cannot reserve the memory.  A block keeps
+/// `num_tokens` tokens, 0 without prefix caching.
+///
+/// # Errors
+/// [`Error::Config`] with both sizes.
+pub fn check_memory(num_blocks: usize, num_tokens: usize) -> Result<()> {
+    let num_bytes = (num_tokens.checked_mul(size_of::<TokenId>()))
+        .and_then(|bytes| bytes.checked_add(BLOCK_BYTES)?.checked_mul(num_blocks));
+    let mut memory = Vec::<u8>::new();
+    let is_held = num_bytes.is_some_and(|bytes| memory.try_reserve_exact(bytes).is_ok());
+    black_box(&memory); // or the compiler leaves the allocation out
+    if is_held {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "there is no memory for {num_blocks} blocks with {num_tokens} tokens each; the product \
+         must be smaller"
+    )))
+}
 
 /// Blocks of the device, with or without prefix caching.
 #[derive(Clone, Debug)]
