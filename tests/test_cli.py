@@ -77,8 +77,8 @@ def test_json_is_one_object_a_line_and_nothing_else(
 def test_who_says_how_to_draw_is_drawn_for(
     capsys: pytest.CaptureFixture[str], option: tuple[str, str]
 ) -> None:
-    asked = [generated(capsys, *option, "--max-tokens", "12") for _ in range(4)]
-    assert len({str(answer["outputs"][0]["token_ids"]) for answer in asked}) > 1
+    drawn = generated(capsys, *option, "--n", "4", "--max-tokens", "12")["outputs"]
+    assert len({str(output["token_ids"]) for output in drawn}) > 1
     greedy = [generated(capsys, *option, "--temperature", "0", "--max-tokens", "4") for _ in "ab"]
     assert greedy[0] == greedy[1]
 

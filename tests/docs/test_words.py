@@ -55,6 +55,8 @@ DIALECT: Final = {
     r"by itself": "separately",
 }
 
+_ANY_OF_IT: Final = re.compile(rf"\b(?:{'|'.join(DIALECT)})\b")
+
 # A phrase in which such a word means what it means everywhere, and why.
 ALLOWED: Final[dict[str, str]] = {
     "Here is my thought process:": "Granite's tag",
@@ -156,6 +158,8 @@ def offences(text: str) -> Iterator[tuple[int, str, str]]:
     text = _CODE.sub(_blank, _MADE.sub(_blank, text))
     for phrase in ALLOWED:
         text = re.sub(phrase, _blank, text)
+    if not _ANY_OF_IT.search(text.lower()):  # as nearly always
+        return
     for pattern, better in DIALECT.items():
         for match in re.finditer(rf"\b(?:{pattern})\b", text, re.IGNORECASE):
             yield text.count("\n", 0, match.start()) + 1, match[0], better

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.hostile.kinds import KINDS
 from tests.hostile.storm import run_storm
 
-NUM_REQUESTS = 300
+NUM_REQUESTS = 200
 
 
 def test_hostile_requests_end_alone(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def run(engine: LLMEngine, params: SamplingParams, num: int = 6) -> dict[str, li
     return found
 
 
-LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-FORKED = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=24, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+FORKED = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=16, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
