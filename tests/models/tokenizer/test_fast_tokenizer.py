@@ -4,9 +4,11 @@ import json
 import pickle
 import random
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -115,11 +117,111 @@ def test_texts_and_pairs_are_truncated_as_by_transformers(pair: Pair, most: int)
     assert ours(long).input_ids == theirs(long).input_ids  # and the next text is whole
 
 
+BATCHES: list[tuple[Any, ...]] = [
+    ("a copy",),
+    ("a copy", "the License"),
+    (["a copy"],),
+    (["a copy", "the terms of this License"],),
+    (("a copy", "the License", ""),),
+    ([("a copy", "the License"), ["the terms", "of"]],),
+    (["a copy", "the terms"], ["of this License", ""]),
+]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"add_special_tokens": False, "return_attention_mask": True, "stride": 0, "padding": False},
+    {"truncation": True, "max_length": 4},
+    {"truncation": True},
+    {"truncation": False, "max_length": 4},
+    {"max_length": 4},
+    {"padding": True},
+    {"padding": "longest", "max_length": 4, "truncation": "longest_first"},
+    {"padding": "max_length", "max_length": 12},
+    {"padding": "max_length"},
+]
+
+
+@pytest.mark.parametrize("texts", BATCHES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_are_encoded_as_by_transformers(
+    pair: Pair, texts: tuple[Any, ...], options: dict[str, Any], side: str
+) -> None:
+    ours, theirs = map(deepcopy, pair)
+    for each in (ours, theirs):
+        each.pad_token = "</s>"
+        each.padding_side = each.truncation_side = side
+    assert ours(*texts, **options) == theirs(*texts, **options, return_token_type_ids=True)
+    assert ours.encode(*texts, **options) == theirs.encode(*texts, **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (("a",), {"return_tensors": "pt"}, "return_tensors is 'pt', which this tokenizer does not"),
+        (("a",), {"padding": "widest"}, "padding is 'widest'; it must be one of True, 'longest'"),
+        (("a",), {"truncation": "only_first"}, "truncation is 'only_first'; it must be one of"),
+        (("a",), {"truncate": True}, "unexpected keyword argument 'truncate'"),
+        (("a",), {"padding": True}, "padding needs pad_token; set it"),
+        ((["a", "b"], "cd"), {}, "text is a list and text_pair a text; it must be a list too"),
+        ((["a", "b"], ["c"]), {}, "shorter"),
+        (([1, 2],), {}, "TextEncodeInput"),
+    ],
+)
+def test_an_option_that_is_not_obeyed_is_refused(
+    pair: Pair, texts: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        pair[0](*texts, **options)
+
+
+def test_tokens_are_looked_up_as_by_transformers(pair: Pair, smollm2: Pair) -> None:
+    for ours, theirs in map(deepcopy, (pair, smollm2)):
+        ids = theirs.encode("the License <tool>")
+        assert len(ours) == len(theirs)
+        assert sorted(ours.all_special_tokens) == sorted(theirs.all_special_tokens)
+        assert sorted(ours.all_special_ids) == sorted(theirs.all_special_ids)
+        assert ours.get_added_vocab() == theirs.get_added_vocab()
+        for name in (
+            *("bos_token", "eos_token", "unk_token", "pad_token", "pad_token_id", "mask_token_id"),
+            *("vocab_size", "is_fast", "padding_side", "model_max_length", "extra_special_tokens"),
+        ):
+            assert getattr(ours, name) == getattr(theirs, name)
+        for has_pair in (False, True):
+            assert ours.num_special_tokens_to_add(has_pair) == theirs.num_special_tokens_to_add(
+                has_pair
+            )
+        tokens = theirs.convert_ids_to_tokens(ids)
+        assert ours.convert_ids_to_tokens(ids[1]) == tokens[1]
+        assert ours.convert_ids_to_tokens(ids, True) == theirs.convert_ids_to_tokens(ids, True)
+        assert ours.convert_tokens_to_ids(tokens[1]) == ids[1]
+        assert ours.convert_tokens_to_ids([*tokens, "?!?"]) == theirs.convert_tokens_to_ids(
+            [*tokens, "?!?"]
+        )
+        assert ours.convert_tokens_to_string(tokens) == theirs.convert_tokens_to_string(tokens)
+        assert ours.tokenize("the \u4e2d", "a") == theirs.tokenize("the \u4e2d", "a")
+        ours.pad_token = theirs.pad_token = ours.eos_token
+        assert ours.pad_token_id == theirs.pad_token_id == ours.eos_token_id
+        ours.pad_token_id = theirs.pad_token_id = ids[1]
+        assert ours.special_tokens_map == theirs.special_tokens_map
+
+
+def test_several_texts_are_decoded_as_by_transformers(pair: Pair) -> None:
+    ours, theirs = pair
+    ids = theirs.encode("the License")
+    for each in (ids, [ids, ids[:2]], [], ids[1], np.array([ids, ids]), [np.array(ids)]):
+        assert ours.decode(each, True) == theirs.decode(each, True)
+        assert ours.batch_decode(each) == theirs.batch_decode(each)
+    assert ours.decode(ours("the License")) == theirs.decode(theirs("the License"))
+
+
 def test_a_config_sets_what_transformers_reads_in_it(tmp_path: Path) -> None:
     save(
         "word_piece",
         tmp_path,
         truncation_side="left",
+        padding_side="left",
+        model_max_length=6,
+        pad_token="<mask>",
         clean_up_tokenization_spaces=True,
         additional_special_tokens=["<extra>"],
         image_token="<image>",
@@ -133,8 +235,11 @@ def test_a_config_sets_what_transformers_reads_in_it(tmp_path: Path) -> None:
     assert ours.special_tokens_map["image_token"] == "<image>"
     text = "do not stop , it is <extra> <image> <mask> the end . "
     assert_same((ours, theirs), text)
-    options: Any = {"truncation": True, "max_length": 4}
-    assert ours(text, **options).input_ids == theirs(text, **options).input_ids
+    for options in ({"max_length": 4}, {"truncation": True}, {"padding": "max_length"}):
+        assert ours.encode(text, **options) == theirs.encode(text, **options)
+    assert sorted(ours.all_special_ids) == sorted(theirs.all_special_ids)
+    for name in ("mask_token_id", "extra_special_tokens", "name_or_path"):
+        assert getattr(ours, name) == getattr(theirs, name)
 
 
 def test_older_files_beside_the_tokenizer_count(tmp_path: Path) -> None:
@@ -242,6 +347,47 @@ def test_smollm2s_conversations_are_rendered_as_by_transformers(smollm2: Pair) -
     rendered: Any = smollm2[0].apply_chat_template(CONVERSATIONS[0], add_generation_prompt=True)
     expected = smollm2[1].apply_chat_template(CONVERSATIONS[0], add_generation_prompt=True)
     assert rendered.input_ids == expected.input_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokenize": False, "return_tensors": "pt"},
+        {"return_dict": False, "truncation": True, "max_length": 5},
+        {"padding": True},
+        {"tokenizer_kwargs": {"return_attention_mask": True}},
+    ],
+)
+def test_several_conversations_are_rendered_as_by_transformers(
+    pair: Pair, options: dict[str, Any]
+) -> None:
+    ours, theirs = map(deepcopy, pair)
+    ours.pad_token = theirs.pad_token = "</s>"
+    for conversations in (CONVERSATIONS[0], CONVERSATIONS):
+        found, expected = (
+            each.apply_chat_template(conversations, **options) for each in (ours, theirs)
+        )
+        if isinstance(found, dict):
+            found.pop("token_type_ids")
+        assert found == expected
+    assert ours.get_chat_template() == theirs.get_chat_template()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_tensors": "pt"},
+        {"return_assistant_tokens_mask": True},
+        {"sanitize_control_tokens": True},
+        {"tokenizer_kwargs": {"stride": 2}},
+    ],
+)
+def test_an_option_of_conversations_that_is_not_obeyed_is_refused(
+    pair: Pair, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="which this tokenizer does not support; leave it out"):
+        pair[0].apply_chat_template(CONVERSATIONS[0], **options)
 
 
 def test_a_template_has_the_limits_of_all_templates(smollm2: Pair) -> None:

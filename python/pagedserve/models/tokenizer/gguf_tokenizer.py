@@ -147,7 +147,7 @@ def tokenizer_of_gguf(path: Path, header: GgufHeader | None = None) -> FastToken
         raise
     except Exception as error:  # fields of wrong types, merges of unknown tokens: unrelated types
         raise ModelLoadError(f"{path.name}: its tokenizer cannot be read: {error}") from error
-    return FastTokenizer(backend, named, metadata.chat_template)
+    return FastTokenizer(backend, named, metadata.chat_template, name_or_path=str(path))
 
 
 def _maker(metadata: _Metadata) -> Callable[[_Metadata], Tokenizer]:

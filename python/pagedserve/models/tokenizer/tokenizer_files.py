@@ -43,12 +43,18 @@ def tokenizer_of_directory(directory: Path) -> FastTokenizer:
         content = read_bytes(directory / "tokenizer.json", _MAX_TOKENIZER_BYTES)
         backend = Tokenizer.from_str(content.decode())
         side = config.get("truncation_side") or (backend.truncation or {}).get("direction")
+        pad_side = config.get("padding_side") or (backend.padding or {}).get("direction")
+        named, extra = _add_tokens(backend, directory, config)
         return FastTokenizer(
             backend,
-            _add_tokens(backend, directory, config),
+            named,
             _chat_template(directory, config),
             clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces")),
             truncation_side="left" if side == "left" else "right",
+            padding_side="left" if pad_side == "left" else "right",
+            extra_special_tokens=extra,
+            model_max_length=int(config.get("model_max_length") or 1e30),
+            name_or_path=str(directory),
         )
     except ModelLoadError:
         raise
@@ -73,8 +79,13 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _add_tokens(backend: Tokenizer, directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Add the tokens that configs list and ``tokenizer.json`` does not; return named tokens."""
+def _add_tokens(
+    backend: Tokenizer, directory: Path, config: dict[str, Any]
+) -> tuple[dict[str, str], list[str]]:
+    """Add the tokens that configs list and ``tokenizer.json`` does not.
+
+    Returns the texts of special tokens: by name, and others.
+    """
     if "added_tokens_decoder" in config:
         named, extra = _special_tokens(config)
         tokens = [_token(token) for _, token in _in_order(config["added_tokens_decoder"])]
@@ -87,7 +98,8 @@ def _add_tokens(backend: Tokenizer, directory: Path, config: dict[str, Any]) -> 
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *tokens)}
     new = (token for token in (*named.values(), *extra) if token.content not in known)
     backend.add_tokens([*tokens, *new])
-    return {name: token.content for name, token in named.items()}
+    texts = {name: token.content for name, token in named.items()}
+    return texts, [token.content for token in extra]
 
 
 def _in_order(tokens: Mapping[str, Any]) -> list[tuple[int, Any]]:
