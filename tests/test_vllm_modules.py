@@ -1,5 +1,7 @@
 """Imports as vLLM's users have them in their scripts, with the name of this package."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,29 @@ def test_scripts_import_from_the_same_modules(line: str) -> None:
     for home in (pagedserve, metrics):
         for name in found.keys() & set(dir(home)):
             assert found[name] is getattr(home, name)
+
+
+@pytest.fixture
+def other_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Another name of the package, under which no module is imported yet."""
+    name = "other_name"
+    monkeypatch.setitem(sys.modules, name, pagedserve)
+    yield name
+    for module in [module for module in sys.modules if module.startswith(f"{name}.")]:
+        del sys.modules[module]
+
+
+def test_a_module_is_one_under_another_name_of_the_package(other_name: str) -> None:
+    for line in (*IMPORTS, "from pagedserve.lora import request"):
+        found, own = imported(line.replace("pagedserve", other_name)), imported(line)
+        assert found.keys() == own.keys()
+        assert all(found[name] is own[name] for name in own.keys() - {"__builtins__"})
+    module = sys.modules[f"{other_name}.lora.request"]
+    assert module is sys.modules["pagedserve.lora.request"]
+    assert module.__spec__ is not None
+    assert (module.__name__, module.__spec__.name) == ("pagedserve.lora.request",) * 2
+    with pytest.raises(ModuleNotFoundError, match=rf"'{other_name}\.v1\.worker'"):
+        imported(f"import {other_name}.v1.worker")
 
 
 def test_every_module_of_vllm_is_imported_above() -> None:

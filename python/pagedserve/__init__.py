@@ -132,4 +132,23 @@ class _VllmModules:
         return find_spec(name)
 
 
+class _OtherNames:
+    """Meta path finder for ``pagedserve`` under another name: ``sys.modules["vllm"] = pagedserve``.
+
+    Comes first: the files would be found too, and give each module a second time.
+    """
+
+    @staticmethod
+    def find_spec(name: str, *_more: object) -> "ModuleSpec | None":
+        package, _, module = name.partition(".")
+        if package == __name__ or package not in sys.modules:
+            return None
+        if sys.modules[package] is not sys.modules.get(__name__):
+            return None
+        from pagedserve.vllm_modules import find_other_name
+
+        return find_other_name(name, f"{__name__}.{module}")
+
+
+sys.meta_path.insert(0, _OtherNames)
 sys.meta_path.append(_VllmModules)

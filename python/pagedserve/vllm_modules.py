@@ -3,6 +3,8 @@
 ``pagedserve`` finds them by ``find_spec`` where no file has the name.  Type checkers do not.
 """
 
+import importlib.util
+import sys
 from enum import Enum
 from importlib import import_module
 from importlib.abc import Loader
@@ -64,6 +66,17 @@ _HOMES: Final = {
 }
 
 
+class _OtherName(Loader):
+    """Gives a module a second name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module itself in the place of the new one."""
+        sys.modules[module.__name__] = import_module(self._name)
+
+
 class _Loader(Loader):
     """Creates a module of the table."""
 
@@ -71,6 +84,18 @@ class _Loader(Loader):
         """Import the names of the module."""
         names = MODULES.get(_own_name(module.__name__), [])
         vars(module).update({name: _object(name) for name in names}, __all__=names)
+
+
+def find_other_name(name: str, own_name: str) -> ModuleSpec | None:
+    """Find a module of this package by another name.
+
+    Args:
+        name: Its other name.
+        own_name: Its name here.
+    """
+    if importlib.util.find_spec(own_name) is None:
+        return None
+    return spec_from_loader(name, _OtherName(own_name), origin=own_name)
 
 
 def find_spec(name: str) -> ModuleSpec | None:
