@@ -125,6 +125,9 @@ def test_a_tokenizer_is_loaded_by_itself(
     assert tokenizer.decode(tokenizer.encode("the License", add_special_tokens=False)) == (
         "the License"
     )
+    options = {"padding_side": "left", "truncation_side": "left", "add_bos_token": True}
+    tokenizer = found["get_tokenizer"](tmp_path, tokenizer_mode="slow", use_fast=True, **options)
+    assert {name: getattr(tokenizer, name) for name in options} == options
     found["print_embeddings"]([0.5] * 5, "Scores")
     found["print_embeddings"]([0.5])
     shown = "Scores: [0.5, 0.5, 0.5, 0.5, ...] (size=5)\nEmbeddings: [0.5] (size=1)\n"

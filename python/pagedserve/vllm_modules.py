@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Any, Final
 from uuid import uuid4
 
+from pagedserve.errors import extra_needed
 from pagedserve.tokenizer import Tokenizer
+from pagedserve.vllm_names import ABSENT_OPTIONS, ALIASES, HINTS
 
 # Number of values that ``print_embeddings`` prints.
 _SHOWN: Final = 4
@@ -140,19 +142,29 @@ def get_tokenizer(
     Args:
         tokenizer_name: Directory, hub id or model that has it.
         revision: State of a hub's repository; None is the newest.
-        **options: Further options of ``EngineArgs``, such as ``download_dir``.
+        **options: Further options of ``EngineArgs``, such as ``download_dir``; others are those of
+            transformers' tokenizer, such as ``padding_side``, and transformers loads it.
 
     Raises:
         ConfigError: An invalid option.
         ModelLoadError: The tokenizer does not exist or cannot be loaded.
+        ImportError: transformers is needed and is not installed.
     """
     from pagedserve.config import EngineArgs
     from pagedserve.models.tokenizer.loader import tokenizer_for_callers
 
+    known = {*EngineArgs.__dataclass_fields__, *ALIASES, *ABSENT_OPTIONS, *HINTS}
+    further = {name: options.pop(name) for name in options.keys() - known}
     # No file of the model is read.
     args = EngineArgs(
         "smollm2", tokenizer=str(tokenizer_name), tokenizer_revision=revision, **options
     )
+    if further:
+        with extra_needed("a tokenizer of transformers", "engine"):
+            from pagedserve.models.tokenizer.transformers_tokenizer import (
+                load_transformers_tokenizer,
+            )
+        return load_transformers_tokenizer(args, **further)
     return tokenizer_for_callers(args)
 
 

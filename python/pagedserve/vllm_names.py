@@ -128,7 +128,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     **_absent("code_revision", (None, "main"), "code of a model's repository is never run"),
     **_absent(
         "tokenizer_mode",
-        ("auto", "hf"),
+        ("auto", "hf", "slow"),
         "tokenizers are those of transformers, which converts mistral-common's",
     ),
     **_absent("hf_config_path", (None,), "the config is the model's own"),

@@ -25,24 +25,29 @@ from pagedserve.models.tokenizer.tokenizer_checks import (
 
 
 def load_transformers_tokenizer(
-    args: EngineArgs, model: ModelSource | None = None
+    args: EngineArgs, model: ModelSource | None = None, **options: Any
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; see `pagedserve.models.tokenizer.loader.load_tokenizer`."""
+    """Load the tokenizer of a model; see `pagedserve.models.tokenizer.loader.load_tokenizer`.
+
+    Args:
+        args: Options that name the model, or another tokenizer.
+        model: The model's files; None finds them.
+        **options: Options of transformers' tokenizer, such as ``padding_side``.
+    """
     with collector_paused(), quiet_transformers():
         if not has_own_tokenizer(args):
-            return _load(
-                args.tokenizer or args.model, find_tokenizer_source(args, model).directory()
-            )
+            directory = find_tokenizer_source(args, model).directory()
+            return _load(args.tokenizer or args.model, directory, options)
         files = find_model_files(args, model)
         if args.load_format == "dummy" and not has_tokenizer(files.directory):
             backend = number_tokenizer(files.hf_config.get_text_config().vocab_size)
-            return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0")
-        return _load(args.model, files.directory)
+            return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0", **options)
+        return _load(args.model, files.directory, options)
 
 
-def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
+def _load(name: str, directory: Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = _from_files(directory)
+        tokenizer = _from_files(directory, options)
         check_token_ids(tokenizer)
         check_chat_template(tokenizer)
         check_texts(tokenizer)
@@ -56,17 +61,19 @@ def _load(name: str, directory: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _from_files(directory: Path) -> PreTrainedTokenizerBase:
+def _from_files(directory: Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     tekken_file, has_json = directory / "tekken.json", (directory / "tokenizer.json").is_file()
     if tekken_file.is_file() and not has_json:
+        if options:
+            raise ModelLoadError(f"{tekken_file.name} is loaded without options: {options}")
         return _from_tekken(tekken_file)
     try:
         # Not with mistral-common itself, which supports neither streaming nor templates.
         loaded: Any = AutoTokenizer.from_pretrained(
-            directory, trust_remote_code=False, mistral_format=False
+            directory, trust_remote_code=False, mistral_format=False, **options
         )
     except ModuleNotFoundError:  # mistral-common without its dependencies
-        loaded = PreTrainedTokenizerFast.from_pretrained(directory)
+        loaded = PreTrainedTokenizerFast.from_pretrained(directory, **options)
     model_file = directory / "tokenizer.model"
     if model_file.is_file() and not has_json:
         match_sentencepiece(loaded, model_file)
