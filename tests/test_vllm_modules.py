@@ -19,28 +19,35 @@ IMPORTS = """
 from vllm import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm import PoolingOutput, PoolingParams, PromptType, TextPrompt
 from vllm.beam_search import BeamSearchSequence
-from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.distributed import cleanup_dist_env_and_memory, destroy_model_parallel
 from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.engine.async_llm_engine import AsyncLLMEngine
 from vllm.engine.llm_engine import LLMEngine
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.chat_utils import resolve_hf_chat_template
 from vllm.entrypoints.llm import LLM
+from vllm.inputs.data import PromptType, TextPrompt, TokensPrompt
+from vllm.inputs.llm import PromptType, TextPrompt, TokensPrompt
 from vllm.inputs import ExplicitEncoderDecoderPrompt, PromptType, TextPrompt, TokensPrompt
 from vllm.logger import init_logger
-from vllm.logprobs import Logprob
+from vllm.logprobs import Logprob, PromptLogprobs, SampleLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
+from vllm.renderers.hf import resolve_chat_template
 from vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.sequence import Logprob, RequestMetrics
 from vllm.tokenizers import get_tokenizer
-from vllm.transformers_utils.tokenizer import get_tokenizer
+from vllm.transformers_utils.tokenizer import AnyTokenizer, MistralTokenizer, get_tokenizer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils import FlexibleArgumentParser, random_uuid
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.print_utils import print_embeddings
 from vllm.v1.engine.async_llm import AsyncEngineArgs, AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 from vllm.version import __version__
@@ -125,6 +132,13 @@ def test_a_tokenizer_is_loaded_by_itself(
     assert tokenizer.decode(tokenizer.encode("the License", add_special_tokens=False)) == (
         "the License"
     )
+    assert not isinstance(tokenizer, found["MistralTokenizer"])
+    resolve = found["resolve_chat_template"]
+    assert found["resolve_hf_chat_template"] is resolve
+    assert resolve(tokenizer, None, None, model_config=None) == tokenizer.chat_template
+    assert resolve(tokenizer, "{{ a }}", tools=None) == "{{ a }}"
+    tokenizer.chat_template = None
+    assert resolve(tokenizer) is None
     options = {"padding_side": "left", "truncation_side": "left", "add_bos_token": True}
     tokenizer = found["get_tokenizer"](tmp_path, tokenizer_mode="slow", use_fast=True, **options)
     assert {name: getattr(tokenizer, name) for name in options} == options

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from itertools import accumulate
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from pagedserve.errors import extra_needed
@@ -22,26 +22,36 @@ from pagedserve.vllm_names import ABSENT_OPTIONS, ALIASES, HINTS
 # Number of values that ``print_embeddings`` prints.
 _SHOWN: Final = 4
 
+_DISTRIBUTED: Final = [
+    "cleanup_dist_env_and_memory",
+    "destroy_distributed_environment",
+    "destroy_model_parallel",
+]
+_LOGPROBS: Final = ["Logprob", "PromptLogprobs", "SampleLogprobs"]
+_PROMPTS: Final = ["ExplicitEncoderDecoderPrompt", "PromptType", "TextPrompt", "TokensPrompt"]
 # Names of each module, without "pagedserve.".
 MODULES: Final = {
     "beam_search": ["BeamSearchOutput", "BeamSearchSequence"],
-    "distributed": ["cleanup_dist_env_and_memory"],
-    "distributed.parallel_state": [
-        "cleanup_dist_env_and_memory",
-        "destroy_distributed_environment",
-        "destroy_model_parallel",
-    ],
+    "distributed": _DISTRIBUTED,
+    "distributed.parallel_state": _DISTRIBUTED,
     "engine.async_llm_engine": ["AsyncLLMEngine"],
+    "engine.protocol": ["EngineClient"],
+    "entrypoints.chat_utils": ["resolve_hf_chat_template"],
     "entrypoints.llm": ["LLM"],
+    "inputs.data": _PROMPTS,
+    "inputs.llm": _PROMPTS,
     "logger": ["init_logger"],
-    "logprobs": ["Logprob"],
-    "sequence": ["Logprob", "RequestMetrics"],
+    "logprobs": _LOGPROBS,
+    "renderers.hf": ["resolve_chat_template"],
+    "sequence": [*_LOGPROBS, "RequestMetrics"],
     "tokenizers": ["get_tokenizer"],
-    "transformers_utils.tokenizer": ["get_tokenizer"],
+    "transformers_utils.tokenizer": ["AnyTokenizer", "MistralTokenizer", "get_tokenizer"],
     "usage.usage_lib": ["UsageContext"],
     "utils.argparse_utils": ["FlexibleArgumentParser"],
     "utils.print_utils": ["print_embeddings"],
     "v1.engine.async_llm": ["AsyncEngineArgs", "AsyncLLM"],
+    "v1.engine.exceptions": ["EngineDeadError"],
+    "v1.engine.llm_engine": ["LLMEngine"],
     "v1.metrics.reader": ["Counter", "Gauge", "Histogram", "Metric", "Vector"],
     "v1.sample.logits_processor": ["AdapterLogitsProcessor", "RequestLogitsProcessor"],
     "version": ["__version__"],
@@ -53,6 +63,7 @@ _FOUND: Final = {
 
 # Module and name of each object that is not at the top level under its name.
 _HOMES: Final = {
+    "AnyTokenizer": "pagedserve.tokenizer:Tokenizer",
     "AsyncLLM": "pagedserve:AsyncLLMEngine",
     "FlexibleArgumentParser": "pagedserve.config.argument_parser:FlexibleArgumentParser",
     "init_logger": "logging:getLogger",
@@ -61,10 +72,15 @@ _HOMES: Final = {
         for name in MODULES["v1.sample.logits_processor"]
     },
     **{name: f"pagedserve.metrics:{name}" for name in MODULES["v1.metrics.reader"]},
+    "resolve_hf_chat_template": f"{__name__}:resolve_chat_template",
     **{
-        name: f"{__name__}:{name}" for name in ("UsageContext", "get_tokenizer", "print_embeddings")
+        name: f"{__name__}:{name}"
+        for name in (
+            *("MistralTokenizer", "PromptLogprobs", "SampleLogprobs", "UsageContext"),
+            *("get_tokenizer", "print_embeddings", "resolve_chat_template"),
+        )
     },
-    **dict.fromkeys(MODULES["distributed.parallel_state"], f"{__name__}:do_nothing"),
+    **dict.fromkeys(_DISTRIBUTED, f"{__name__}:do_nothing"),
 }
 
 
@@ -130,6 +146,15 @@ class UsageContext(Enum):
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
 
 
+# Types of annotations: a dictionary of ``Logprob`` by token id for each token.
+SampleLogprobs: TypeAlias = list[dict[int, Any]]
+PromptLogprobs: TypeAlias = list[dict[int, Any] | None]
+
+
+class MistralTokenizer:
+    """Class of none of the tokenizers here, for ``isinstance``."""
+
+
 def do_nothing(*_args: object, **_named: object) -> None:
     """Do nothing: ``LLM.shutdown`` frees the memory and stops the ranks."""
 
@@ -166,6 +191,15 @@ def get_tokenizer(
             )
         return load_transformers_tokenizer(args, **further)
     return tokenizer_for_callers(args)
+
+
+def resolve_chat_template(
+    tokenizer: Any, chat_template: str | None = None, tools: Any = None, **_model: object
+) -> str | None:
+    """Return the chat template of a tokenizer, or the one that is given; None without one."""
+    if chat_template is None and tokenizer.chat_template is not None:
+        chat_template = tokenizer.get_chat_template(tools=tools)
+    return chat_template
 
 
 def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
