@@ -1,25 +1,26 @@
 """What agents send beyond what a chat does: tools beside a format of the text."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import openai
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
 
-from pagedserve import SamplingParams
+from pagedserve import RequestError, SamplingParams
 from pagedserve.sampling.sources import GrammarKey, Trials, compiled_source
 from pagedserve.server.chat.answer_reader import AnswerReader
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import chat_params
-from pagedserve.server.tools.formats import TOOL_FORMATS
+from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.server.test_generic_tools import may_be_written, written
 from tests.server.test_tool_schemas import VOCABULARY
-from tests.support.formula import FormulaModel
+from tests.support.formula import EOS, FormulaModel, byte_tokenizer
 
 GENERIC: Final = TOOL_FORMATS["generic"]
 CITY: Final[dict[str, Any]] = {
@@ -77,13 +78,19 @@ def body_of(**given: Any) -> ChatBody:
     return ChatBody.model_validate({"messages": messages, "tools": [TOOL]} | given)
 
 
-def matcher(body: ChatBody) -> LLMatcher:
-    held = chat_params(body, SamplingParams(), tools=GENERIC).structured_outputs
+def matcher(
+    body: ChatBody,
+    tools: ToolFormat = GENERIC,
+    vocabulary: LLTokenizer = VOCABULARY,
+    token_ids: Collection[Sequence[int]] = (),
+) -> LLMatcher:
+    params = chat_params(body, SamplingParams(), tools=tools, token_ids=token_ids)
+    held = params.structured_outputs
     assert held is not None
     assert held.kind == "lark"
     closes = held.disable_additional_properties
     key = GrammarKey("lark", held.definition, False, closes)
-    found = LLMatcher(VOCABULARY, compiled_source(key, Trials(lambda _: "")), log_level=0)
+    found = LLMatcher(vocabulary, compiled_source(key, Trials(lambda _: "")), log_level=0)
     assert not found.is_error(), found.get_error()
     return found
 
@@ -98,6 +105,75 @@ def test_a_text_is_calls_or_json() -> None:
     assert may_be_written(any_object, '{"x": [1, {"y": null}]}')
     assert may_be_written(any_object, call)
     assert not may_be_written(any_object, "[1]")
+
+
+# Calls of one tool in formats of families: with tags, and as JSON or a list without one.
+OWN_CALLS: Final = {
+    "hermes": '<tool_call>\n{"name": "look", "arguments": {"name": "<tool_call>"}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": "look", "arguments": {"name": "<tool_call>"}}]',
+    "llama3_json": '{"name": "look", "parameters": {"name": "<tool_call>"}}',
+    "pythonic": '[look(name="<tool_call>")]',
+}
+
+
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_a_text_is_json_or_calls_in_the_format_of_a_family(name: str) -> None:
+    known, call = TOOL_FORMATS[name], OWN_CALLS[name]
+    any_object = {"type": "json_object"}
+    for given, rest in ((FORMAT, '{"name": "<tool_call>"}'), (any_object, '{"a": [1, {"b": 2}]}')):
+        start = matcher(body_of(response_format=given), known)
+        assert may_be_written(start, call)
+        assert may_be_written(start, rest)
+        for text in ("", "Paris", f"So {call}", f"{rest}{call}", "[1]" * (name != "pythonic")):
+            assert not may_be_written(start, text), text
+    assert not may_be_written(matcher(body_of(response_format=FORMAT), known), '{"name": "Rome"}')
+
+
+def test_tags_that_are_tokens_begin_calls_beside_json() -> None:
+    backend = Tokenizer.from_str(byte_tokenizer().backend_tokenizer.to_str())
+    backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    vocabulary = LLTokenizer(backend.to_str(), eos_token=EOS)
+    tag, inner = (backend.token_to_id(token) for token in ("[TOOL_CALLS]", "[ARGS]"))
+    body = body_of(response_format=FORMAT)
+    start = matcher(body, TOOL_FORMATS["mistral"], vocabulary, [[tag]])
+    for tokens, length in (
+        ([tag, *b"look", inner, *b"{}", tag], 9),
+        ([*b"[TOOL_CALLS]look", inner], 17),
+        ([inner], 0),
+        ([*b'{"name": "Paris"}', tag], 17),
+    ):
+        ids = [token if token > EOS else backend.encode(chr(token)).ids[0] for token in tokens]
+        assert start.deep_copy().try_consume_tokens(ids) == length
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_json_has_no_calls_of_a_family(name: str, size: int) -> None:
+    texts = [OWN_CALLS[name], json.dumps({"name": OWN_CALLS["hermes"]}, indent=1)]
+    for text, num_calls in zip(texts, (1, 0), strict=True):
+        reader = AnswerReader(
+            body=body_of(response_format=FORMAT),
+            tools=TOOL_FORMATS[name],
+            reasoning=None,
+            is_json=True,
+        )
+        content, calls = "", []
+        for place in range(0, len(text), size):
+            is_last = place + size >= len(text)
+            fields = reader.fields(0, text[place : place + size], is_last=is_last, is_delta=True)
+            content += fields.get("content") or ""
+            calls += fields.get("tool_calls", ())
+        assert [call["function"]["name"] for call in calls] == ["look"] * num_calls
+        assert content == ("" if num_calls else text)
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {}])
+def test_json_that_may_begin_as_a_call_is_refused(schema: dict[str, Any]) -> None:
+    given = {"type": "json_schema", "json_schema": {"name": "List", "schema": schema}}
+    body = body_of(response_format=given)
+    with pytest.raises(RequestError, match="response_format is given with tools that the model"):
+        chat_params(body, SamplingParams(), tools=TOOL_FORMATS["pythonic"])
+    assert may_be_written(matcher(body, TOOL_FORMATS["mistral"]), "[1]")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

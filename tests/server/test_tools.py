@@ -214,10 +214,6 @@ def test_what_tools_answered_goes_back_to_the_model(client: openai.OpenAI) -> No
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools"),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format is given with tools that the model may choose",
-        ),
-        (
             {"tool_choice": "auto", "extra_body": {"structured_outputs": {"json_object": True}}},
             "structured_outputs.json_object is given with tools that the model may choose",
         ),
@@ -242,6 +238,16 @@ def test_tools_that_cannot_be_are_refused(
     with pytest.raises(openai.BadRequestError, match="400") as refusal:
         ask(client, **given)
     assert said in str(refusal.value)
+
+
+def test_a_format_of_the_text_holds_what_is_no_call(client: openai.OpenAI) -> None:
+    """As Codex and agents send an output schema with tools."""
+    schema = {"name": "Weather", "strict": True, "schema": WEATHER}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    no_tag = {"bad_words": ["<"]}  # as a model that chooses to call nothing
+    (choice,) = ask(client, response_format=wanted, extra_body=no_tag).choices
+    assert choice.message.tool_calls is None
+    checked("weather", choice.message.content)
 
 
 def test_a_model_without_tools_calls_one_that_is_named(smollm2_server: Process) -> None:

@@ -1,5 +1,6 @@
 """Conversion of a body to prompts and sampling parameters of the engine."""
 
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pagedserve.errors import RequestError
@@ -66,6 +67,7 @@ def chat_params(
     default: SamplingParams,
     *,
     tools: ToolFormat | None = None,
+    token_ids: Collection[Sequence[int]] = (),
     shows_tags: bool = False,
     closes: bool = True,
 ) -> SamplingParams:
@@ -75,6 +77,7 @@ def chat_params(
         body: The request.
         default: Default sampling parameters of the model.
         tools: Tool call format; None if it is unknown.
+        token_ids: Token ids of the format's start tags that consist of added tokens.
         shows_tags: Whether to keep special tokens, if the request does not set it.
         closes: Whether objects of tools and strict schemas have only properties that these name.
 
@@ -107,7 +110,8 @@ def chat_params(
         given["structured_outputs"] = forced
     text = given["structured_outputs"]
     check_text_of_tools(body, text, tools)
-    given["structured_outputs"] = held_by_format(body, tools, text, closes=closes) or text
+    held = held_by_format(body, tools, text, token_ids=token_ids, closes=closes)
+    given["structured_outputs"] = held or text
     return SamplingParams.from_optional(**given)
 
 

@@ -1,6 +1,6 @@
 """Texts and conversations of requests, converted to tokens and back outside the event loop."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, SupportsIndex, TypeVar
@@ -148,6 +148,13 @@ class Tokenization:
     async def has_special(self, tags: Collection[str]) -> bool:
         """Whether the detokenizer drops any of these tags as special tokens."""
         return bool(tags) and (await self.detokenizer(skip_special_tokens=True)).hides(tags)
+
+    def added_token_ids(self, tags: Iterable[str]) -> list[list[int]]:
+        """Token ids of those of these tags that consist of added tokens."""
+        tokenizer = self.client.tokenizer
+        added = tokenizer.added_tokens_decoder
+        encoded = [tokenizer.encode(tag, add_special_tokens=False) for tag in tags]
+        return [ids for ids in encoded if ids and all(token_id in added for token_id in ids)]
 
     async def chat_prompt(self, body: TemplatedBody) -> TokensPrompt:
         """Render a conversation to a prompt, outside the event loop.

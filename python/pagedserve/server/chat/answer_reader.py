@@ -2,8 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -14,6 +14,7 @@ from pagedserve.inputs.chat import text_of_content
 from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.http.bounds import MAX_ID_CHARS, check_schema
+from pagedserve.server.tools.beside_json import grammar_beside_json, is_told_from_calls
 from pagedserve.server.tools.custom import InputReader
 from pagedserve.server.tools.fields import (
     AllowedToolChoice,
@@ -24,7 +25,7 @@ from pagedserve.server.tools.fields import (
     lark_inputs,
 )
 from pagedserve.server.tools.formats import ToolFormat
-from pagedserve.server.tools.generic import HELD_HEAD, START, grammar_of_calls
+from pagedserve.server.tools.generic import HELD_HEAD, grammar_of_calls
 from pagedserve.server.tools.grammar_calls import FORCED_HEAD, GrammarCalls
 from pagedserve.server.tools.readers import Call, Parts, Schemas
 from pagedserve.server.tools.schemas import schema_of_arguments, schema_of_calls
@@ -163,24 +164,36 @@ def held_by_format(
     known: ToolFormat | None,
     text: StructuredOutputsParams | None = None,
     *,
+    token_ids: Collection[Sequence[int]] = (),
     closes: bool = True,
 ) -> StructuredOutputsParams | None:
-    """Structured outputs of calls that the model chooses in the generic format.
+    """Structured outputs of calls that the model chooses: in the generic format, or beside JSON.
 
     Args:
         body: The request.
         known: Tool call format; None if it is unknown.
         text: Structured outputs of a text without calls; None accepts any text.
+        token_ids: Token ids of the format's start tags that consist of added tokens.
         closes: Whether arguments are only those that the schemas name.
 
     Raises:
         RequestError: The schemas cannot be enforced.
     """
-    if known is None or not known.is_generic or not is_chosen_by_model(body):
+    if known is None or not is_chosen_by_model(body):
         return None
     if text is not None and text.kind != "json":  # it alone holds the text
         return None
-    return _held_calls(body, None if text is None else _answer_schema(text), closes=closes)
+    answer = None if text is None else _answer_schema(text)
+    if known.is_generic:
+        return _held_calls(body, answer, closes=closes)
+    if text is None or answer is None:
+        return None
+    return StructuredOutputsParams(
+        grammar=grammar_beside_json(answer, known, schemas_of(body), token_ids),
+        disable_any_whitespace=text.disable_any_whitespace,
+        disable_additional_properties=text.disable_additional_properties,
+        given_as=text.given_as,
+    )
 
 
 def _answer_schema(text: StructuredOutputsParams) -> dict[str, Any] | bool:
@@ -201,16 +214,16 @@ def check_text_of_tools(
 ) -> None:
     """Refuse automatic tool choice if the text must be JSON, which cannot contain a call.
 
-    Other formats, a regular expression or a grammar, may describe calls.  The generic format has a
-    grammar of either: a text that is JSON by ``response_format``, or calls.
+    Other formats, a regular expression or a grammar, may describe calls.  There is a grammar of
+    either: a text that is JSON by ``response_format``, or calls that do not begin as it does.
 
     Raises:
         RequestError: Tools and JSON are given.
     """
     if text is None or text.kind != "json" or not is_chosen_by_model(body):
         return
-    is_either = known is not None and known.is_generic and text.given_as == "response_format"
-    if not is_either:
+    is_format = text.given_as == "response_format"
+    if known is None or not is_format or not is_told_from_calls(_answer_schema(text), known):
         raise RequestError(
             f"{text.named} is given with tools that the model may choose, and a text that must be "
             "JSON holds no call: give tool_choice 'none' for a text, 'required' or a name for a "
@@ -255,7 +268,7 @@ class AnswerReader:
         may_reason: Whether it may without a start tag, if texts of the format do: a grammar that
             alone holds it has no such text.
         is_held: Whether a grammar holds the calls that the model chooses to their form.
-        is_json: Whether that grammar holds a text without calls to JSON.
+        is_json: Whether a grammar holds a text without calls to JSON.
     """
 
     body: ChatBody
@@ -355,10 +368,9 @@ class AnswerReader:
             head = HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD
             return Reading(GrammarCalls(head), before=before)
         tools = self.tools if self.body.usable_tools else None
-        if tools is not None and self.is_json:
-            tools = replace(tools, starts=(), bare_starts=(START[0],))  # which no JSON begins with
         held_head = HELD_HEAD if self.is_held else None
-        return Reading(begin(tools, schemas_of(self.body), held_head=held_head))
+        stream = begin(tools, schemas_of(self.body), held_head=held_head, is_either=self.is_json)
+        return Reading(stream)
 
     def _calls(self, reading: Reading, parts: Parts, *, is_delta: bool) -> list[dict[str, Any]]:
         calls = parts.calls

@@ -85,6 +85,8 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     context.text.check_prediction(body)
     check_tools(body)
     reader = await context.text.answer_reader(body)
+    reader.is_json = body.response_format is not None and body.response_format.type != "text"
+    starts = reader.tools.starts if reader.is_json and reader.tools is not None else ()
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
     make_params = partial(
@@ -92,13 +94,13 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
         body,
         default,
         tools=reader.tools,
+        token_ids=context.text.added_token_ids(starts),
         shows_tags=shows_tags,
         closes=context.args.close_schemas,
     )
     params = await context.for_body(make_params, num_bytes=body.num_bytes)
     held = params.structured_outputs
     reader.is_held = held is not None and held.given_as == "tools"
-    reader.is_json = body.response_format is not None and body.response_format.type != "text"
     is_free = held is None or (reader.is_held and body.choice == "auto" and not reader.is_json)
     reader.may_reason = is_free or params.thinking_token_budget is not None
     detokenizer = await context.text.detokenizer(skip_special_tokens=not body.shows_special_tokens)

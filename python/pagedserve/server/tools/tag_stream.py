@@ -33,6 +33,7 @@ class TagStream:
         *,
         is_reasoning: bool = False,
         held_head: "re.Pattern[str] | None" = None,
+        is_either: bool = False,
     ) -> None:
         """Start a text.
 
@@ -43,6 +44,7 @@ class TagStream:
             is_reasoning: Whether the text starts within reasoning.
             held_head: Text before arguments, if a grammar holds all text from the first start tag
                 to the form of calls; else None.
+            is_either: Whether a text that does not begin with a call has none.
         """
         self._tools = tools
         self._schemas = schemas
@@ -52,6 +54,7 @@ class TagStream:
         self._held_calls = None if held_head is None else GrammarCalls(held_head)
         if reasoning is not None and is_reasoning:
             self._state = "thoughts"
+        self._is_either = is_either
         # Reasoning may start, or calls without a tag.
         self._is_at_start = True
         # A tag that starts reasoning may come; later ones are part of the reasoning.
@@ -134,8 +137,14 @@ class TagStream:
             return True
         if not is_last and (not text or (thoughts is not None and thoughts.startswith(text))):
             return False
-        self._is_at_start = False
         bare = self._tools.bare_starts if self._tools is not None else ()
+        if self._is_either and self._tools is not None:
+            starts = (*self._tools.starts, *bare)
+            if not is_last and any(start.startswith(text) for start in starts):
+                return False
+            if not text.startswith(starts):
+                self._tools, bare = None, ()
+        self._is_at_start = False
         if not bare or not text.startswith(bare):
             return None
         self._space = "" if self._skips_space else self._held[: len(self._held) - len(text)]
