@@ -16,6 +16,7 @@ from pagedserve.models.load.gguf_header import (
     GgufHeader,
     GgufVersionError,
     TextList,
+    end_token_ids,
     header_of,
     read_header,
 )
@@ -154,6 +155,26 @@ def test_fields_are_those_of_the_gguf_package(tmp_path: Path, order: GGUFEndian)
         for name, field in fields.items()
         if not name.startswith("GGUF.")
     }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<|return|>", "<|end|>", "a", "<|call|>"], [0, 3]),
+        (["<|return|>", "<|end|>", "a"], [0, 1]),
+        (["<|endoftext|>", "<|end|>", "a", "<|call|>"], [0, 1, 3]),
+    ],
+)
+def test_the_end_of_a_message_of_harmony_ends_no_sequence(
+    tmp_path: Path, tokens: list[str], ends: list[int]
+) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "gpt-oss")
+    writer.add_eos_token_id(0)
+    writer.add_token_list(tokens)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert end_token_ids(read_header(tmp_path / "a.gguf").fields) == ends
 
 
 def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:

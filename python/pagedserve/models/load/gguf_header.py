@@ -64,8 +64,11 @@ _END_TEXTS: Final = frozenset(
     {
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>"),
         *("<EOT>", "_<EOT>", "<end_of_utterance>"),
+        *("<|return|>", "<|call|>"),
     }
 )
+# In a vocabulary with all of these, as that of harmony, the last ends a message of several.
+_HARMONY: Final = ("<|return|>", "<|call|>", "<|end|>")
 
 
 def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
@@ -78,7 +81,10 @@ def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
     if isinstance(more := fields.get("tokenizer.ggml.eos_token_ids"), list):
         found += more
     if isinstance(tokens := fields.get("tokenizer.ggml.tokens"), TextList):
-        found += [index for index, token in enumerate(tokens.texts) if token in _END_TEXTS]
+        ends = {token: index for index, token in enumerate(tokens.texts) if token in _END_TEXTS}
+        found += ends.values()
+        if all(token in ends for token in _HARMONY):
+            found = [token for token in found if token != ends[_HARMONY[-1]]]
     return [token for place, token in enumerate(found) if token not in found[:place]]
 
 
