@@ -77,11 +77,11 @@ DECODERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 def save_decoder(
     directory: Path, name: str, dtype: torch.dtype = torch.float32, **fields: Any
 ) -> Path:
-    """Save one of ``DECODERS`` with a tokenizer of numbered words; the directory.
+    """Save one of ``DECODERS``, or another type, with a tokenizer of numbered words; the directory.
 
     Further fields of the config override its own.
     """
-    kind, different = DECODERS[name]
+    kind, different = DECODERS.get(name, (name, {}))
     torch.manual_seed(1)
     config = AutoConfig.for_model(kind, **_SIZES | different | fields)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

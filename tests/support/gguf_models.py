@@ -20,8 +20,10 @@ _ARCHITECTURES: Final = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
 }
 _INTERLEAVED: Final = ("llama", "smollm3")
+_NORMS_FROM_ONE: Final = ("gemma", "gemma2", "gemma3_text")
 _SCALINGS: Final = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
 # As many tokens as the models of `tests.support.decoders` have, in a file's fields.
 VOCABULARY: Final[dict[str, Any]] = {
@@ -96,12 +98,13 @@ def write_gguf(
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if part in name and kind in _INTERLEAVED:
                 weights = _interleave(weights, config[heads])  # noqa: PLW2901
-        if kind.startswith("gemma") and name.endswith("norm.weight"):
+        if kind in _NORMS_FROM_ONE and name.endswith("norm.weight"):
             weights = weights + 1  # noqa: PLW2901
-        named = (kind for word, kind in (storages or {}).items() if word in name)
-        stored = next(named, storage) if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
+        listed = (kind for word, kind in (storages or {}).items() if word in name)
+        stored = next(listed, storage) if weights.ndim > 1 else gguf.GGMLQuantizationType.F32
+        named = f"{name}.weight" if name.endswith("layer_scalar") else name
         writer.add_tensor(
-            str(names.get_name(name, try_suffixes=(".weight", ".bias"))),
+            str(names.get_name(named, try_suffixes=(".weight", ".bias"))),
             stored_rows(np.ascontiguousarray(weights), stored),
             raw_dtype=stored,
         )
@@ -138,11 +141,35 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window(config["sliding_window"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["model_type"] == "gemma4_text":
+        _write_layers(writer, config)
     if (scaling := _SCALINGS.get(rope["rope_type"])) is not None:
         writer.add_rope_scaling_type(scaling)
         writer.add_rope_scaling_factor(rope["factor"])
         if scaling is gguf.RopeScalingType.YARN:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _write_layers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """What layers have of their own, as ``Gemma4Model`` of convert_hf_to_gguf.py writes it."""
+    windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    num_own = len(windows) - config["num_kv_shared_layers"]
+    full = config["per_layer_config"][str(windows.index(False))]
+    replaced = {"attention.key_length": full["head_dim"]}
+    if config["use_double_wide_mlp"]:
+        sizes = [config["intermediate_size"] << (layer >= num_own) for layer in range(len(windows))]
+        replaced["feed_forward_length"] = sizes
+    if "num_key_value_heads" in full:
+        heads = (full["num_key_value_heads"], config["num_key_value_heads"])
+        replaced["attention.head_count_kv"] = [heads[is_window] for is_window in windows]
+    for name, value in replaced.items():
+        del writer.kv_data[0][f"gemma4.{name}"]
+        writer.add_key_value(f"gemma4.{name}", value, gguf.GGUFValueType.get_type(value))
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
 
 
 def rope_divisors(directory: Path) -> NDArray[np.float32]:

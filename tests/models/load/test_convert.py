@@ -20,7 +20,7 @@ from pagedserve.models.load.gguf_fields import complete_config
 from pagedserve.models.load.gguf_header import read_header
 from pagedserve.models.load.sources import resolve_model
 from pagedserve.models.loader import LoadedModel, load_model
-from tests.support.decoders import save_decoder
+from tests.support.decoders import VOCAB_SIZE, save_decoder
 from tests.support.gguf_models import (
     END_FIELDS,
     END_TOKENS,
@@ -215,6 +215,48 @@ def test_what_transformers_has_of_gemma4_is_kept(tmp_path: Path) -> None:
     unrotated = np.array([1.0] * 64 + [1e30] * 192, np.float32)
     complete_config(config, read_header(path), unrotated)
     assert (config.rope_parameters, config.eos_token_id) == (known, [1, 106, 50])
+
+
+# Fields in which the sizes of Gemma 4 differ.
+INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+GEMMA4: dict[str, dict[str, Any]] = {
+    "E2B": {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, **INPUTS},
+    "E4B": {"num_kv_shared_layers": 2, **INPUTS},
+    "31B": {
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_layers_of_gemma4_are_those_of_the_file(
+    save: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    given = {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "head_dim": 32,
+        "global_head_dim": 64,
+    }
+    directory = save("gemma4_text", **given | GEMMA4[name])
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.1.layer_scalar"] /= 2
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    num_shared = GEMMA4[name].get("num_kv_shared_layers", 0)
+    # Files have weights of keys for layers that reuse others' keys.
+    unused = {
+        f"blk.{4 - n}.attn_k.weight": np.ones((8, 8), np.float32) for n in range(1, num_shared)
+    }
+    path = write_gguf(directory, tmp_path / "model.gguf", tensors=unused, fields=VOCABULARY)
+    copy = converted_directory(path)
+    found = load_file(copy / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(found[weight], weights[weight]) for weight in weights)
+    saved, read = (AutoConfig.from_pretrained(each).to_dict() for each in (directory, copy))
+    for field in given.keys() | GEMMA4[name].keys() | {"per_layer_config"}:
+        assert (name == "31B" and field.startswith("vocab")) or read.get(field) == saved.get(field)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_names_of_chat_templates_are_no_paths() -> None:
 def converted(path: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of the converted copy, as transformers loads it."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    convert_tokenizer(path, config, read_header(path), path.parent)
+    convert_tokenizer(path, read_header(path), path.parent)
     config.save_pretrained(path.parent)
     loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path.parent)
     return loaded

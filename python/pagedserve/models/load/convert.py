@@ -24,7 +24,13 @@ from pagedserve.errors import ModelLoadError
 from pagedserve.host_ops.heap import return_freed_memory
 from pagedserve.models.load.bars import bars_of
 from pagedserve.models.load.config_checks import check_config
-from pagedserve.models.load.gguf_fields import complete_config, rope_divisors
+from pagedserve.models.load.gguf_fields import (
+    complete_config,
+    fields_of_layers,
+    name_in_transformers,
+    rope_divisors,
+    unused_tensors,
+)
 from pagedserve.models.load.gguf_header import (
     LIKE_LLAMA3,
     GgufHeader,
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PretrainedConfig, PreTrainedModel
 
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 # Of the copy that transformers reads; it is deleted.
 _WEIGHTS = "weights.gguf"
 
@@ -148,10 +154,11 @@ def _failing_as_one(gguf: Path) -> Iterator[None]:
 def _convert(
     gguf: Path, directory: Path, header: GgufHeader, divisors: NDArray[np.float32] | None
 ) -> None:
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     # The vocabulary takes seconds to read, which the configuration and the tokenizer do once each.
-    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    fields, _ = PreTrainedConfig.get_config_dict(gguf.parent, gguf_file=gguf.name)
+    config = AutoConfig.for_model(**fields | fields_of_layers(header))
     complete_config(config, header, divisors)
     check_config(config.to_dict())
     _convert_weights(gguf.name, config, header, directory)
@@ -159,21 +166,21 @@ def _convert(
     # copy is loaded.
     gc.collect()
     return_freed_memory()
-    convert_tokenizer(gguf, config, header, directory)
+    convert_tokenizer(gguf, header, directory)
 
 
-def convert_tokenizer(
-    gguf: Path, config: "PretrainedConfig", header: GgufHeader, directory: Path
-) -> None:
+def convert_tokenizer(gguf: Path, header: GgufHeader, directory: Path) -> None:
     """Convert the tokenizer, with what transformers does not read of its kind."""
     from tokenizers import decoders
     from tokenizers.pre_tokenizers import Metaspace
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TokenizersBackend
 
     is_like_llama3 = header.fields.get("tokenizer.ggml.pre") in LIKE_LLAMA3
     start = {"add_bos_token": header.fields.get("tokenizer.ggml.add_bos_token", True)}
-    tokenizer = AutoTokenizer.from_pretrained(
-        gguf.parent, config=config, gguf_file=gguf.name, **(start if is_like_llama3 else {})
+    # The first makes a config of the file once more, which has no lists by layer.
+    loader: Any = TokenizersBackend if fields_of_layers(header) else AutoTokenizer
+    tokenizer = loader.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, **(start if is_like_llama3 else {})
     )
     backend = tokenizer.backend_tokenizer
     if is_like_llama3:
@@ -227,11 +234,15 @@ def _check_all_read(name: str, model: "PreTrainedModel", header: GgufHeader) -> 
     read = get_gguf_hf_weights_map(model, processor())
     # Matrices of all experts of a layer, which have no suffix there.
     read |= {f"{tensor}.weight": tensor for tensor in read if tensor.endswith("_exps")}
-    check_known(name, [tensor.name for tensor in header.tensors], read)
+    read |= dict.fromkeys(unused_tensors(model.config), "")
+    tensors = [name_in_transformers(tensor.name) for tensor in header.tensors]
+    check_known(name, tensors, read)
 
 
 def _copy_without_vocabulary(reader: "GGUFReader", target: Path) -> None:
     """Copy a file without its vocabulary, of which transformers would create permanent objects.
+
+    Tensors get the names that transformers reads.
 
     Args:
         reader: of a complete file.
@@ -249,7 +260,8 @@ def _copy_without_vocabulary(reader: "GGUFReader", target: Path) -> None:
             writer.add_key_value(name, field.contents(), field.types[0], inner)
     for tensor in reader.tensors:
         data = tensor.data
-        writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+        name = name_in_transformers(tensor.name)
+        writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

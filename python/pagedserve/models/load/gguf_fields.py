@@ -4,6 +4,7 @@ Without them the model would run with other numbers than its file says.  What a 
 refused by name.
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,59 @@ _LLAMA3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+# Fields of a config whose layers differ, by keys after the architecture.
+_OF_LAYERS: Final = {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "attention.key_length_swa": "head_dim",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+}
+# Parts of the names of weights that make keys and values.
+_KEYS_AND_VALUES: Final = ("k", "k_norm", "v")
+_LAYER_TYPES: Final = ("full_attention", "sliding_attention")
+# Name in files, and in transformers' map, of the factor of a layer's output.
+_SCALE: Final = re.compile(r"(blk\.\d+\.layer_output_scale)\.weight")
+
+
+def name_in_transformers(tensor: str) -> str:
+    """Name that transformers' map has for a tensor of a file."""
+    return _SCALE.sub(r"\1", tensor)
+
+
+def fields_of_layers(header: GgufHeader) -> dict[str, Any]:
+    """Fields of a config by the values that a file lists for its layers; empty without a list."""
+    architecture = header.fields.get("general.architecture")
+    start = f"{architecture}."
+    given = {
+        name.removeprefix(start): value
+        for name, value in header.fields.items()
+        if name.startswith(start)
+    }
+    if not isinstance(windows := given.get("attention.sliding_window_pattern"), list):
+        return {}
+    found = {field: given[key] for key, field in _OF_LAYERS.items() if key in given}
+    found["layer_types"] = [_LAYER_TYPES[bool(is_window)] for is_window in windows]
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if (shape := shapes.get("per_layer_token_embd.weight")) is not None:
+        found["vocab_size_per_layer_input"] = shape[0]
+    if isinstance(sizes := given.get("feed_forward_length"), list):
+        found |= {"intermediate_size": min(sizes), "use_double_wide_mlp": min(sizes) < max(sizes)}
+    if isinstance(heads := given.get("attention.head_count_kv"), list):
+        by_type = dict(zip(found["layer_types"], heads, strict=True))
+        found["num_global_key_value_heads"], found["num_key_value_heads"] = (
+            by_type.get(kind) for kind in _LAYER_TYPES
+        )
+    if False in windows:
+        values = f"blk.{windows.index(False)}.attn_v.weight"
+        found["attention_k_eq_v"] = values not in shapes
+    return found
+
+
+def unused_tensors(config: "PretrainedConfig") -> list[str]:
+    """Tensors of a file that no computation reads: keys and values of layers that reuse others'."""
+    num_layers = config.num_hidden_layers
+    shared = range(num_layers - getattr(config, "num_kv_shared_layers", 0), num_layers)
+    return [f"blk.{layer}.attn_{part}.weight" for layer in shared for part in _KEYS_AND_VALUES]
 
 
 def rope_divisors(reader: "GGUFReader") -> NDArray[np.float32] | None:
