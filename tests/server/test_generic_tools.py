@@ -127,6 +127,45 @@ def test_patterns_that_grammars_do_not_know_are_left_to_the_model(pattern: str) 
             compiled_source(GrammarKey("lark", strict, False, True), Trials(fault_of))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "float"},
+        {"type": None},
+        {"type": ["dict", "file"]},
+        {"enum": None},
+        {"type": "array", "items": None},
+        {"type": "string", "minLength": None},
+        {"type": "number", "minimum": None, "maximum": None},
+        {"type": "object", "properties": None},
+        {"type": "object", "properties": {"c": None}},
+        {"type": "object", "properties": {}, "required": ["d"]},
+        {"$ref": "#/components/schemas/X"},
+    ],
+)
+def test_keywords_that_are_wrong_are_left_to_the_model(wrong: dict[str, Any]) -> None:
+    held = {"type": "object", "properties": {"a": {"type": "integer"}, "b": wrong}}
+    schemas = {
+        "f": held | {"required": ["b", "a", "lacking"]},
+        "g": {**wrong, "type": "object"},
+        "h": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    }
+    grammar = grammar_of_calls(schemas, several=True)
+    source = compiled_source(GrammarKey("lark", grammar, False, True), Trials(fault_of))
+    start = LLMatcher(VOCABULARY, source, log_level=0)
+    value = {"array": [], "string": "", "number": 0.5}.get(str(wrong.get("type")), {})
+    assert may_be_written(start, written("f", {"a": 1, "b": value}))
+    assert may_be_written(start, written("g", {}))
+    assert may_be_written(start, written("h", {"a": 1}))
+    for arguments in ({"a": "x", "b": value}, {"b": value}, {"a": 1, "b": value, "c": 1}):
+        assert not may_be_written(start, written("f", arguments))
+    for name, arguments in (("h", {"a": "x"}), ("h", {}), ("g", [])):
+        assert not may_be_written(start, written(name, arguments))
+    strict = grammar_of_calls(schemas, several=True, is_strict=True)
+    with pytest.raises(GrammarError):
+        compiled_source(GrammarKey("lark", strict, False, True), Trials(fault_of))
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_arguments_are_those_that_the_schema_names(*, closes: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

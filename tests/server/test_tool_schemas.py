@@ -234,6 +234,10 @@ def test_parameters_of_another_type_are_refused(kind: Any, choice: str | None) -
         check_tools(body({"type": "object"}, {"type": kind}, choice=choice))
 
 
+def test_parameters_whose_type_is_null_are_an_object() -> None:
+    check_tools(body({"type": None}))
+
+
 def allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}

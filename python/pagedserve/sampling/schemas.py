@@ -53,6 +53,8 @@ _IN_PLACE_KEYS: Final = (
 _PROPERTY_KEYS: Final = ("properties", "patternProperties")
 # Keys whose values do not restrict documents.
 _ANNOTATIONS: Final = ("default", "examples")
+# Keys of a schema that its parts are compiled with.
+_SHARED_KEYS: Final = ("$defs", "definitions", "x-guidance")
 # Values of keywords that llguidance refuses, though they restrict no document.
 _NO_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
     "uniqueItems": (False,),
@@ -407,6 +409,49 @@ def leave_out_patterns(schema: Schema, fault_of: Callable[[Schema], str]) -> Non
             if fault_of({"type": "string", "pattern": pattern}):
                 del patterns[pattern]
                 part["additionalProperties"] = True
+
+
+def leave_out_faults(schema: Schema, fault_of: Callable[[Schema], str]) -> None:
+    """Remove the keywords that llguidance refuses, such as null or a reference to nothing.
+
+    Args:
+        schema: Schema whose parts are checked, each separately; modified in place.
+        fault_of: Compiles a schema and returns its error; may raise `TrialsSpentError`.
+    """
+    shared: Schema = {key: schema[key] for key in _SHARED_KEYS if key in schema}
+
+    def fault_within(part: Schema) -> str:
+        return fault_of({**part, **shared})
+
+    for _, part in parts(schema):
+        if fault_within(part):
+            for inner in reversed(_reachable(part)):  # innermost ones first
+                _leave_out_faults(inner, fault_within)
+
+
+def _leave_out_faults(schema: Schema, fault_of: Callable[[Schema], str]) -> None:
+    """Remove the keywords of a schema that have a fault, or all but the type of an object."""
+    held = {"type": "object"} if schema.get("type") == "object" else {}
+    while (fault := fault_of(schema)) and schema != held:
+        found = (rest for rest in _reduced(schema) if not _is_same(fault_of(rest), fault))
+        rest = next(found, held)
+        if "properties" in schema and "properties" not in rest:
+            rest.pop("additionalProperties", None)
+        schema.clear()
+        schema.update(rest)
+
+
+def _reduced(schema: Schema) -> Iterator[Schema]:
+    """A schema without one of its required names, and without one of its keywords, the type last.
+
+    Without its type it has no fault if it accepts any number, whatever its properties are.
+    """
+    given = schema.get("required")
+    required = given if isinstance(given, list) else []
+    for name in required:
+        yield {**schema, "required": [other for other in required if other != name]}
+    for key in sorted(schema, key="type".__eq__):
+        yield {name: value for name, value in schema.items() if name != key}
 
 
 def spread_used_patterns(schema: Any, fault_of: Callable[[Schema], str]) -> None:

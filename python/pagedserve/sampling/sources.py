@@ -4,7 +4,7 @@ The process for grammars runs this, so that neither a crash nor the time of Pyth
 seconds for a hostile text, reaches the engine.
 
 Costs: a millisecond and one compilation for most grammars; a schema with ``patternProperties``, or
-with an error whose position is searched, needs one more for each of its parts, up to a limit.
+with an error that is searched or left out, needs one more for each of its parts, up to a limit.
 """
 
 import json
@@ -20,6 +20,7 @@ from pagedserve.sampling.schemas import (
     GrammarError,
     Schema,
     TrialsSpentError,
+    leave_out_faults,
     leave_out_patterns,
     placed,
     prepare_schema,
@@ -103,11 +104,9 @@ def compiled_source(key: GrammarKey, trials: Trials) -> str:
 
     if key.kind == "json":
         return _compiled_schema(key, trials)
-    if key.kind == "regex":
-        source = str(LLMatcher.grammar_from_regex(ascii_classes(key.definition)))
-    else:
-        grammar = prepare_lark(key.definition, partial(_part_of_lark, key, trials))
-        source = str(LLMatcher.grammar_from_lark(grammar))
+    if key.kind == "lark":
+        return _compiled_lark(key, trials)
+    source = str(LLMatcher.grammar_from_regex(ascii_classes(key.definition)))
     if fault := trials.fault(source):
         raise GrammarError(fault)
     return source
@@ -131,6 +130,25 @@ def without_forcing(source: str) -> str:
 def _unforced(lark: str) -> str:
     """A grammar with the option, unless it has options already."""
     return lark if _OPTIONS in lark else f"{_OPTIONS} {_NO_FORCING}\n{lark}"
+
+
+def _compiled_lark(key: GrammarKey, trials: Trials) -> str:
+    from llguidance import LLMatcher
+
+    fault = ""
+    for convert in (_part_of_lark, _usable_part_of_lark):
+        grammar = prepare_lark(key.definition, partial(convert, key, trials))
+        source = str(LLMatcher.grammar_from_lark(grammar))
+        if not (fault := trials.fault(source)):
+            return source
+    raise GrammarError(fault)
+
+
+def _usable_part_of_lark(key: GrammarKey, trials: Trials, schema: Any) -> Any:
+    schema = _part_of_lark(key, trials, schema)
+    if _is_lenient(schema):
+        leave_out_faults(schema, trials.part_fault)
+    return schema
 
 
 def _part_of_lark(key: GrammarKey, trials: Trials, schema: Any) -> Any:

@@ -32,7 +32,7 @@ def check_parameters(name: str, schema: Mapping[str, Any]) -> None:
     Raises:
         RequestError: The type is not object.
     """
-    types = schema.get("type", _OBJECT)
+    types = _OBJECT if schema.get("type") is None else schema["type"]
     if _OBJECT not in (types[:_NUM_TYPES] if isinstance(types, list) else [types]):
         raise RequestError(
             f"tools has {name}, whose parameters have the type {reprlib.repr(types)}; arguments "
