@@ -57,18 +57,15 @@ def _check_token_ids(name: str, given: Any) -> None:
 
 
 def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check that each message has a role, and content of texts and other parts, or tool calls."""
+    """Check that each message has a role, and content, which an assistant's may lack."""
     for index, message in enumerate(given):
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             _refuse(f"messages[{index}].role", role, "a string such as user or assistant")
-        if content is None:
-            if role != "assistant" or not any(map(message.get, _INSTEAD_OF_CONTENT)):
-                _refuse(f"messages[{index}].content", content, "a string or a list of parts")
-        elif not isinstance(content, str | list):
-            _refuse(f"messages[{index}].content", content, "a string or a list of parts")
-        elif isinstance(content, list):
+        if isinstance(content, list):
             _check_texts(f"messages[{index}].content", content)
+        elif not isinstance(content, str) and not (content is None and role == "assistant"):
+            _refuse(f"messages[{index}].content", content, "a string or a list of parts")
     return given
 
 
@@ -92,10 +89,6 @@ def check_conversation(messages: list[dict[str, Any]]) -> None:
             _refuse(f"messages[{index}].function_call", call, "left out: calls are in tool_calls")
         if message["role"] == "function":
             _refuse(f"messages[{index}].role", "function", "tool, with the tool_call_id of a call")
-
-
-# Fields of an assistant's message that replace its content.
-_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
 
 
 def _refuse(name: str, given: Any, accepted: str) -> NoReturn:
