@@ -234,6 +234,14 @@ def test_parameters_of_another_type_are_refused(kind: Any, choice: str | None) -
         check_tools(body({"type": "object"}, {"type": kind}, choice=choice))
 
 
+def test_further_fields_of_a_tool_are_passed_over() -> None:
+    function = {"name": "f", "strict": False, "cache_control": {"type": "ephemeral"}}
+    tools = [{"type": "function", "function": function, "cache_control": {"type": "ephemeral"}}]
+    (tool,) = ChatBody.model_validate({"messages": [], "tools": tools}).usable_tools
+    shown = {"type": "function", "function": {"name": "f", "strict": False}}
+    assert tool.for_template() == shown
+
+
 def test_parameters_whose_type_is_null_are_an_object() -> None:
     check_tools(body({"type": None}))
 

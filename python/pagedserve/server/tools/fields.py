@@ -32,7 +32,7 @@ class Function(NullsLeftOut):
 class FunctionTool(NullsLeftOut):
     """A tool whose arguments are a JSON object."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function"] = "function"
     function: Function
