@@ -69,6 +69,12 @@ def test_a_constraint_may_be_given_in_both_spellings() -> None:
     assert bound(guided_json_object=False) is None
 
 
+def test_a_json_object_may_have_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    given = {"type": "json_object", "schema": schema}
+    assert bound(response_format=given) == bound(guided_json=schema)
+
+
 def test_strict_schemas_are_closed() -> None:
     schema = {"type": "object", "properties": {"a": {}}}
     for strict in (True, False, None):

@@ -172,10 +172,13 @@ class JsonSchema(NullsLeftOut):
 class ResponseFormat(NullsLeftOut):
     """Format of the response's text."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(
+        default=None, alias="schema", description="Schema of a json_object, as llama.cpp has it."
+    )
 
     @property
     def is_strict(self) -> bool:

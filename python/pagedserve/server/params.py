@@ -176,7 +176,8 @@ def _structured_outputs(body: Body, *, closes: bool) -> StructuredOutputsParams 
             found[f"guided_{name}"] = {name: value}
     wanted = body.response_format
     if wanted is not None and wanted.type == "json_object":
-        found["response_format"] = {"json_object": True}
+        schema = wanted.schema_
+        found["response_format"] = {"json_object": True} if schema is None else {"json": schema}
     elif wanted is not None and wanted.type == "json_schema":
         schema = None if wanted.json_schema is None else wanted.json_schema.schema_
         if schema is None:
