@@ -57,7 +57,13 @@ def test_seeds(shared: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"presence_penalty": 2.0}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.2}]
+    "field",
+    [
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 1.0},
+        {"repetition_penalty": 1.2},
+        {"repeat_penalty": 1.2},
+    ],
 )
 def test_penalties(shared: Served, field: dict[str, Any]) -> None:
     allowed = [10, 11, 12, 13, 14]
@@ -66,7 +72,7 @@ def test_penalties(shared: Served, field: dict[str, Any]) -> None:
     def penalised(logits: torch.Tensor, prompt: list[int], new: list[int]) -> torch.Tensor:
         counts = Counter(new)
         for token in {*prompt, *new}:
-            if name == "repetition_penalty":
+            if name in ("repetition_penalty", "repeat_penalty"):
                 logits[token] *= penalty  # none is above 0
             else:
                 logits[token] -= penalty * min(counts[token], 1 if "pres" in name else 99)
@@ -385,13 +391,24 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
         "model": "formula",
         "lora_path": "formula",
         "num_beams": 1,
+        "drop_params": True,
+        "cache_prompt": True,
+        "keep_alive": "5m",
+        "num_ctx": 4096,
+        "reasoning_format": "auto",
     }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
     assert shared.http.post("/v1/chat/completions", json=given).status_code == 200
-    for name, value in (("num_beams", 2), ("lora_path", "a")):
+    for name, value in (("num_beams", 2), ("lora_path", "a"), ("reasoning_format", "none")):
         refused = shared.http.post("/v1/chat/completions", json=given | {name: value})
         said = f"{name} is {value!r}; it is not supported here"
         assert refused.json()["error"]["message"] == said
+
+
+def test_max_output_tokens_of_a_chat(shared: Served) -> None:
+    given = {"messages": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2}
+    answer = shared.http.post("/v1/chat/completions", json=given).json()
+    assert answer["usage"]["completion_tokens"] == 2
 
 
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:

@@ -459,6 +459,26 @@ def test_the_effort_is_a_variable_of_the_template(large: Served, name: str) -> N
         assert post(large, "chat", own).json()["prompt_token_ids"] == encode("low")
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"enable_thinking": False}, "False"),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "True"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "True"),
+        ({"thinking": {"type": "auto"}}, ""),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "False"),
+    ],
+)
+def test_thinking_is_a_variable_of_the_template(
+    large: Served, fields: dict[str, Any], shown: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large.context.text, "chat_template", "[{{ enable_thinking }}]")
+        answer = post(large, "chat", {"return_token_ids": True, **fields})
+        assert answer.json()["prompt_token_ids"] == encode(f"[{shown}]")
+
+
 def test_only_efforts_of_openai_are_accepted(large: Served) -> None:
     assert post(large, "chat", {"reasoning_effort": "none"}).status_code == 200
     answer = post(large, "chat", {"reasoning_effort": "huge"})

@@ -235,7 +235,7 @@ def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
         for result in answer["results"]:
             assert result["relevance_score"] == pytest.approx(wanted[result["index"]], abs=1e-5)
             assert result["document"] == {"text": TEXTS[result["index"]]}
-    body["return_documents"] = False
+    body |= {"return_documents": False, "score_threshold": 0.8, "return_len": "true"}
     answer = embedding.http.post("/rerank", json=body).json()
     assert set(answer["results"][0]) == {"index", "relevance_score"}
 

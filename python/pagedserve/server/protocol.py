@@ -8,7 +8,7 @@ unless its value requests nothing (``ABSENT``).
 import reprlib
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
 
 import pagedserve.checks as checks
 from pagedserve.config.options import options_of
@@ -25,7 +25,7 @@ from pagedserve.server.fields import (
 from pagedserve.server.http.bounds import MAX_ID_CHARS
 from pagedserve.server.tools.fields import Tool
 
-# Fields of OpenAI and vLLM that have no effect here.
+# Fields of OpenAI, vLLM, LiteLLM, llama.cpp and Ollama that have no effect here.
 HARMLESS: Final = frozenset(
     {
         "user",
@@ -39,6 +39,10 @@ HARMLESS: Final = frozenset(
         "session_id",
         "verbosity",
         "guided_decoding_backend",
+        "drop_params",
+        "cache_prompt",
+        "keep_alive",
+        "num_ctx",
     }
 )
 
@@ -61,6 +65,7 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "vllm_xargs": ({},),
     "mm_processor_kwargs": ({},),
     "guided_whitespace_pattern": (),
+    "reasoning_format": ("auto", "deepseek"),
     "repetition_detection": (),
     "logprob_token_ids": (),
     "timestamp_granularities[]": (),
@@ -141,10 +146,14 @@ class TemplatedBody(SizedBody):
 
 # Types of fields that are validated in a single pass, by their plain ones.
 _FIELD_TYPES: Final[dict[Any, Any]] = {list[int]: TokenIds}
+# Names of parameters at llama.cpp and Ollama.
+_OTHER_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
 
 
 def _parameter(name: str, **limits: Any) -> Any:
     """A field that is a sampling parameter; None leaves it at its default."""
+    if name in _OTHER_NAMES:
+        limits["validation_alias"] = AliasChoices(name, _OTHER_NAMES[name])
     return Field(default=None, description=PARAMETERS[name].text, **limits)
 
 

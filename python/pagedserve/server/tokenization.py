@@ -354,7 +354,4 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
 def _variables_of(body: TemplatedBody) -> dict[str, Any]:
     """Further variables of the template that a request sets."""
     given = body.chat_template_kwargs or {}
-    if not isinstance(body, ChatBody):
-        return given
-    fields = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
-    return {name: value for name, value in fields.items() if value is not None} | given
+    return body.template_fields | given if isinstance(body, ChatBody) else given

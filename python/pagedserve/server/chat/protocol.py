@@ -1,10 +1,10 @@
 """Request and response of a chat completion."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from pagedserve.server.fields import Messages
+from pagedserve.server.fields import Messages, NullsLeftOut
 from pagedserve.server.protocol import Body, PromptLogprobs, TemplatedBody, UsageInfo
 from pagedserve.server.tools.fields import AllowedToolChoice, NamedTool, Tool
 
@@ -12,11 +12,23 @@ ToolMode: TypeAlias = Literal["none", "auto", "required"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class Thinking(NullsLeftOut):
+    """Whether to reason, in the form of DeepSeek and Zhipu."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["enabled", "disabled", "auto"]
+
+
 class ChatBody(Body, TemplatedBody):
     """``POST /v1/chat/completions``."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        validation_alias=AliasChoices("max_completion_tokens", "max_output_tokens"),
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=-1)
     add_special_tokens: Literal[False] = False
@@ -28,6 +40,23 @@ class ChatBody(Body, TemplatedBody):
         default=None, description="A variable of the chat template, which may read it."
     )
     verbosity: str | None = Field(default=None, description="Another such variable.")
+    enable_thinking: bool | None = Field(default=None, description="Another such variable.")
+    thinking: Thinking | None = Field(
+        default=None, description="Another form of ``enable_thinking``; auto does not set it."
+    )
+
+    @property
+    def template_fields(self) -> dict[str, Any]:
+        """Variables of the chat template that are fields."""
+        thinks = self.enable_thinking
+        if thinks is None and self.thinking is not None and self.thinking.type != "auto":
+            thinks = self.thinking.type == "enabled"
+        fields = {
+            "reasoning_effort": self.reasoning_effort,
+            "verbosity": self.verbosity,
+            "enable_thinking": thinks,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def usable_tools(self) -> list[Tool]:

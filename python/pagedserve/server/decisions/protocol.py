@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from pagedserve.decisions.questions import QuestionType
 from pagedserve.server.fields import NullsLeftOut
-from pagedserve.server.protocol import ABSENT, HARMLESS, EngineBody
+from pagedserve.server.protocol import ABSENT, EngineBody
 
 # Media of the state, which are not supported, and the values that attach none.
 _MEDIA: Final[dict[str, tuple[object, ...]]] = dict.fromkeys(("images", "audio", "videos"), ([],))
@@ -33,7 +33,6 @@ class DecisionBody(EngineBody):
         cache_salt: Salt of the prompt in the prefix cache.
     """
 
-    harmless: ClassVar[frozenset[str]] = HARMLESS | {"keep_alive"}  # the ollama package sends it
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | _MEDIA
 
     state: Any

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pagedserve.server.fields import NullsLeftOut, Prompts
-from pagedserve.server.protocol import ABSENT, TemplatedBody, TextBody, UsageInfo
+from pagedserve.server.protocol import ABSENT, HARMLESS, TemplatedBody, TextBody, UsageInfo
 
 
 class InputBody(TextBody, TemplatedBody):
@@ -65,6 +65,9 @@ class Document(NullsLeftOut):
 
 class RerankBody(TextBody):
     """``POST /rerank``, as clients of Jina and Cohere send it."""
+
+    # Of Xinference, and of Dify, which itself filters the results.
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"return_len", "score_threshold"}
 
     query: str
     documents: list[str | Document]
