@@ -350,6 +350,17 @@ def test_long_texts_are_shortened_where_that_is_asked_for(embedding: Served) -> 
         assert answer["usage"]["prompt_tokens"] == 256
 
 
+def test_shortened_texts_keep_their_first_tokens(embedding: Served) -> None:
+    first = {"input": "one two three", "truncate_prompt_tokens": 4, "truncation_side": "right"}
+    found = [
+        embedding.http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
+        for body in (first, {"input": "one two"})
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    answer = embedding.http.post("/v1/embeddings", json=first | {"truncation_side": "left"})
+    assert "truncation_side is 'left'; it is not supported here" in answer.text
+
+
 def test_shortened_texts_keep_tokens_after_many_spaces(embedding: Served, offline: LLM) -> None:
     body = {"input": f"{' ' * 20_000}{TEXTS[0]}", "truncate_prompt_tokens": -1}
     answer = embedding.http.post("/v1/embeddings", json=body).json()

@@ -8,7 +8,13 @@ from pagedserve.server.fields import NullsLeftOut, Prompts
 from pagedserve.server.protocol import ABSENT, HARMLESS, TemplatedBody, TextBody, UsageInfo
 
 
-class InputBody(TextBody, TemplatedBody):
+class PooledBody(TextBody):
+    """Fields of all requests; the first tokens of a truncated text are kept."""
+
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {"truncation_side": ("right",)}
+
+
+class InputBody(PooledBody, TemplatedBody):
     """Fields of requests with prompts, or with a conversation in ``messages``."""
 
     input: Prompts | None = None
@@ -44,10 +50,12 @@ class ClassificationBody(InputBody):
     use_activation: bool | None = None
 
 
-class ScoreBody(TextBody):
+class ScoreBody(PooledBody):
     """``POST /score``; vLLM has several names of each field."""
 
-    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {"encoding_format": ("float",)}
+    absent: ClassVar[dict[str, tuple[object, ...]]] = PooledBody.absent | {
+        "encoding_format": ("float",)
+    }
 
     text_1: str | list[str] = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
     text_2: str | list[str] = Field(
@@ -63,7 +71,7 @@ class Document(NullsLeftOut):
     text: str
 
 
-class RerankBody(TextBody):
+class RerankBody(PooledBody):
     """``POST /rerank``, as clients of Jina and Cohere send it."""
 
     # Of Xinference, and of Dify, which itself filters the results.
