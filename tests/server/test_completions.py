@@ -275,6 +275,13 @@ def test_unknown_fields_may_be_allowed(serve: Serve) -> None:
     with serve(allow_unknown_fields=True) as served:
         assert served.complete(prompt=PROMPT, whatever=3).status_code == 200
         assert served.complete(prompt=PROMPT, suffix="a").status_code == 400
+        schema = {"name": "a", "schema": {"type": "object"}}
+        wanted = {"type": "json_schema", "json_schema": schema, "whatever": 3}
+        assert served.complete(prompt=PROMPT, response_format=wanted).status_code == 200
+        for path, body in (("/tokenize", {"content": PROMPT}), ("/detokenize", {"tokens": [65]})):
+            answer = served.http.post(path, json=body)
+            assert answer.status_code == 200
+            assert served.http.post(path, json={**body, "whatever": 3}).json() == answer.json()
 
 
 def test_bodies_that_are_no_requests(serve: Serve) -> None:
@@ -372,6 +379,8 @@ def test_tokens_and_back(served: Served) -> None:
         "tokens": encode(PROMPT),
         "token_strs": list(PROMPT),
     }
+    named = {"content": PROMPT, "return_token_strs": True}  # as llama.cpp names it
+    assert served.http.post("/tokenize", json=named).json() == answer
     back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back == {"prompt": PROMPT}
     for wrong in ([9999], None, 5, [None]):

@@ -1,10 +1,12 @@
 """Objects within request bodies, and lists that are validated in a single pass."""
 
 import reprlib
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -112,16 +114,29 @@ Messages: TypeAlias = Annotated[list[dict[str, Any]], AfterValidator(_messages)]
 
 
 class NullsLeftOut(BaseModel):
-    """A body, or an object in one: null is the same as a missing field, and numbers are finite."""
+    """A body, or an object in one: null is the same as a missing field, and numbers are finite.
+
+    Where unknown fields are forbidden, they are left out too if the context of the validation is
+    true.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_nulls_out(cls, given: Any) -> Any:
+    def _leave_nulls_out(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None}
+        leaves_unknown_out = info.context and cls.model_config.get("extra") == "forbid"
+        known = {*cls._names()} if leaves_unknown_out else given
+        return {name: value for name, value in given.items() if value is not None and name in known}
+
+    @classmethod
+    def _names(cls) -> Iterator[object]:
+        """Names of the fields in JSON."""
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias
+            yield from alias.choices if isinstance(alias, AliasChoices) else (alias or name,)
 
 
 class SizedBody(NullsLeftOut):

@@ -183,7 +183,14 @@ class BatchRun:
     async def _job(self, request: BatchRequest, request_id: str) -> Job:
         context, route = self._context, _ROUTES[request.url]
         num_bytes = len(request.line.content)
-        read = partial(validated, request.body, route.body, sizes_of(context), num_bytes=num_bytes)
+        read = partial(
+            validated,
+            request.body,
+            route.body,
+            sizes_of(context),
+            num_bytes=num_bytes,
+            allows_unknown=context.args.allow_unknown_fields,
+        )
         body: Any = await context.for_body(read, num_bytes=num_bytes)
         if getattr(body, "stream", False):
             message = "stream is True; the responses of a batch are whole, so leave it out"

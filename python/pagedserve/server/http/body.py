@@ -76,7 +76,13 @@ class _JsonRequest(Request):
         """
         content = await self.body()
         context = self.context
-        read = partial(read_body, content, self.kind, sizes_of(context))
+        read = partial(
+            read_body,
+            content,
+            self.kind,
+            sizes_of(context),
+            allows_unknown=context.args.allow_unknown_fields,
+        )
         try:
             return await context.for_body(read, num_bytes=len(content))
         except RequestError as error:  # FastAPI would drop its message
@@ -100,13 +106,20 @@ def sizes_of(context: Context) -> dict[str, int]:
     return {MODEL_LENGTH: text.max_model_len, VOCABULARY: text.vocab_size}
 
 
-def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -> BaseModel:
+def read_body(
+    content: bytes,
+    kind: type[BaseModel],
+    sizes: Mapping[str, int],
+    *,
+    allows_unknown: bool = False,
+) -> BaseModel:
     """Parse and validate a body.
 
     Args:
         content: Bytes of the body.
         kind: Type of the body.
         sizes: As in ``check_bounds``.
+        allows_unknown: Pass over unknown fields of objects that have none.
 
     Raises:
         RequestError: The first bound that is exceeded.
@@ -116,11 +129,17 @@ def read_body(content: bytes, kind: type[BaseModel], sizes: Mapping[str, int]) -
     if len(content) > SMALL_BODY_BYTES or content.count(b"[") + content.count(b"{") > MAX_DEPTH:
         has_images = issubclass(kind, SizedBody) and kind.may_have_images
         check_unparsed(content, num_tokens, has_images=has_images)
-    return validated(parsed(content), kind, sizes, num_bytes=len(content))
+    given = parsed(content)
+    return validated(given, kind, sizes, num_bytes=len(content), allows_unknown=allows_unknown)
 
 
 def validated(
-    given: object, kind: type[BaseModel], sizes: Mapping[str, int], *, num_bytes: int
+    given: object,
+    kind: type[BaseModel],
+    sizes: Mapping[str, int],
+    *,
+    num_bytes: int,
+    allows_unknown: bool = False,
 ) -> BaseModel:
     """Validate a parsed body of ``num_bytes`` bytes; see ``read_body``."""
     num_tokens = sizes.get(MODEL_LENGTH)
@@ -130,7 +149,7 @@ def validated(
         if num_tokens is not None and num_bytes > CHARS_PER_TOKEN * num_tokens and is_whole:
             check_texts(given, CHARS_PER_TOKEN * num_tokens)
     try:
-        body = kind.model_validate(given)
+        body = kind.model_validate(given, context=allows_unknown)
     except ValidationError as error:
         found = error.errors(include_url=False)
         cause = found[0].get("ctx", {}).get("error")

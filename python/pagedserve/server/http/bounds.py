@@ -125,7 +125,7 @@ MAX_FIELD_CHARS: Final = max(
 # Fields whose length is bounded by the model's context: 16 characters per token.
 TEXT_FIELDS: Final = frozenset(
     {
-        *("prompt", "suffix", "input", "instructions", "query", "text_1", "text_2"),
+        *("prompt", "content", "suffix", "input", "instructions", "query", "text_1", "text_2"),
         *("queries", "documents", "items", "data_1", "data_2"),
         *("messages", "system", "state"),
     }

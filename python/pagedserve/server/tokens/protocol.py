@@ -1,8 +1,8 @@
 """Requests and responses of tokenization."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from pagedserve.server.fields import TokenIds
+from pagedserve.server.fields import NullsLeftOut, TokenIds
 from pagedserve.server.protocol import TemplatedBody
 from pagedserve.server.tools.fields import Tool
 
@@ -13,7 +13,10 @@ class TokenizeBody(TemplatedBody):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("prompt", "content"),  # the second is llama.cpp's
+    )
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     tools: list[Tool] | None = None
@@ -24,7 +27,7 @@ class TokenizeBody(TemplatedBody):
         return self.tools or []
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(NullsLeftOut):
     """``POST /detokenize``."""
 
     model_config = ConfigDict(extra="forbid")

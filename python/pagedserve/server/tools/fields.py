@@ -7,7 +7,7 @@ To the model both are functions (`pagedserve.server.tools.custom`).
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
@@ -180,7 +180,7 @@ def lark_inputs(tools: Iterable[Tool]) -> dict[str, str]:
     return {tool.name: tool.lark for tool in customs if tool.lark is not None}
 
 
-class ToolName(BaseModel):
+class ToolName(NullsLeftOut):
     """Name of the tool that must be called."""
 
     model_config = ConfigDict(extra="forbid")
