@@ -181,7 +181,6 @@ MANY_FIELDS = {
     "bench.options.BenchOptions",  # a table of options, as the next three
     "config.engine_options.EngineOptions",
     "sampling_params.options.SamplingOptions",
-    "server.ollama.protocol.Options",  # fields of Ollama's protocol
     "server.options.ServerArgs",
     "server.protocol.Body",
     "server.responses.protocol.ResponseObject",  # fields of OpenAI's protocol

@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 from pagedserve.server.ollama.conversion import chat_of
-from pagedserve.server.ollama.protocol import OllamaChatBody
+from pagedserve.server.ollama.protocol import OllamaChatBody, Options
 from pagedserve.server.options import ServerArgs
 from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.described import Description
@@ -424,23 +424,13 @@ def test_the_asynchronous_client(server: Served) -> None:
     ("given", "status", "error"),
     [
         ({"model": "other"}, 404, "The model `other` does not exist; "),
-        ({"options": {"mirostat": 2}}, 400, "options.mirostat is 2; it is not supported here"),
         ({"options": {"typical_p": 0.7}}, 400, "options.typical_p is 0.7"),
-        ({"options": {"temprature": 1}}, 400, "options.temprature"),
         ({"options": {"temperature": -1}}, 400, "options.temperature is -1.0"),
         ({"options": {"num_predict": 0}}, 400, "options.num_predict is 0"),
-        (
-            {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},
-            400,
-            "options.repeat_last_n is 64 with a repeat_penalty",
-        ),
         ({"format": "xml"}, 400, "format"),
         ({"format": {"type": "no"}}, 400, "format"),
         ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "images"),
         ({"messages": [{"role": "user", "content": [1]}]}, 400, "messages.0.content"),
-        ({"template": "{{ .Prompt }}"}, 400, "template is '{{ .Prompt }}'; it is not supported"),
-        ({"context": [1, 2]}, 400, "context is [1, 2]"),
-        ({"sufix": "x"}, 400, "sufix is no field of this request; did you mean suffix?"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused_by_name(
@@ -451,6 +441,49 @@ def test_what_cannot_be_obeyed_is_refused_by_name(
         answer = server.http.post("/api/chat", json=body)
         assert answer.status_code == status
         assert error in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"options": {"useMLock": True, "numCtx": 4096, "rope_frequency_base": 1e4}},
+        {"options": {"draft_num_predict": 4, "num_gqa": 1, "num_ctx": -1}},
+        {"options": {"mirostat": 1, "mirostat_tau": 5, "tfs_z": 0.9, "penalize_newline": False}},
+        {"options": {"stop": [""]}},
+        {"options": {"stop": ""}},
+        {"messages": [HELLO[0] | {"name": "Ann"}]},
+        {"system": "x", "metadata": {}, "template": "{{ .Prompt }}", "keep_alive": 1},
+    ],
+)
+def test_what_ollama_passes_over_changes_nothing(server: Served, given: dict[str, Any]) -> None:
+    body: Any = {"model": "formula", "messages": HELLO, "stream": False, "options": OPTIONS}
+    same = server.http.post("/api/chat", json=body).json()
+    more = {"options": OPTIONS | given.get("options", {})}
+    answer = server.http.post("/api/chat", json=body | given | more)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["message"] == same["message"]
+
+
+def test_unknown_options_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        Options.model_validate({"temprature": 1, "num_gpu": 1, "top_k": 3})
+    assert [record.message for record in caplog.records] == [
+        "the unknown option 'temprature' of Ollama's API has no effect"
+    ]
+
+
+@pytest.mark.parametrize(("given", "same"), [(0, {"top_k": 1}), (2, {"top_p": 1})])
+def test_any_top_p_is_accepted(client: ollama.Client, given: float, same: Any) -> None:
+    options: Any = {"temperature": 0.9, "seed": 3, "num_predict": 12}
+    found = client.chat("formula", HELLO, options=options | {"top_p": given})
+    assert found.message == client.chat("formula", HELLO, options=options | same).message
+
+
+def test_a_window_of_the_repeat_penalty_is_that_of_all_tokens(client: ollama.Client) -> None:
+    """64 is Ollama's default, which some clients always send."""
+    options: Any = OPTIONS | {"repeat_penalty": 1.9}
+    found = client.chat("formula", HELLO, options=options | {"repeat_last_n": 64})
+    assert found.message == client.chat("formula", HELLO, options=options).message
 
 
 def test_more_refusals(server: Served, serve: Serve) -> None:
@@ -464,6 +497,10 @@ def test_more_refusals(server: Served, serve: Serve) -> None:
     answer = server.http.post("/api/generate", json=raw)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("options.num_predict is 0")
+    for name, value in (("template", "{{ .Prompt }}"), ("context", [1, 2]), ("suffix", "b")):
+        body = {"model": "formula", "prompt": "a", name: value}
+        error = server.http.post("/api/generate", json=body).json()["error"]
+        assert error == f"{name} is {value!r}; it is not supported here"
     long = {"model": "formula", "prompt": "a" * 7000}
     assert "7000 characters" in server.http.post("/api/generate", json=long).json()["error"]
     answer = server.http.post("/api/pull", json={"model": "formula"})

@@ -29,6 +29,8 @@ NAMES: Final = {
         )
     },
 }
+# In the place of a smaller `top_p`, which Ollama accepts: it keeps the most likely token alone.
+_MIN_TOP_P: Final = 1e-6
 # Templates of some families require ids of nine letters and digits.
 _CALL_ID: Final = "call{:05}"
 
@@ -127,14 +129,14 @@ def _common(body: OllamaBody) -> dict[str, Any]:
 
 
 def _sampling_of(options: Options) -> dict[str, Any]:
-    num_predict = options.num_predict
+    num_predict, top_p, stop = options.num_predict, options.top_p, options.stop or []
     return {
         "temperature": options.temperature,
-        "top_p": options.top_p,
+        "top_p": None if top_p is None else min(max(top_p, _MIN_TOP_P), 1),
         "top_k": options.top_k,
         "min_p": options.min_p,
         "seed": options.seed,
-        "stop": options.stop or None,
+        "stop": [*filter(None, [stop] if isinstance(stop, str) else stop)] or None,
         "max_tokens": None if num_predict in (-1, -2) else num_predict,
         "repetition_penalty": None if options.repeat_last_n == 0 else options.repeat_penalty,
         "presence_penalty": options.presence_penalty,

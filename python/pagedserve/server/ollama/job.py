@@ -88,7 +88,7 @@ async def generate_job(context: Context, body: GenerateBody, answer_id: str) -> 
 async def _check(context: Context, body: OllamaBody) -> None:
     """Check what no chat checks; set the model's name without a tag."""
     await context.check_ready()
-    body.check_fields(allows_unknown=context.args.allow_unknown_fields)
+    body.check_fields(allows_unknown=True)  # as by Ollama
     body.model = model_name(context, body.model)
     if body.think and context.args.reasoning_parser is None:
         raise RequestError(

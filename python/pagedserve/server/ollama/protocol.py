@@ -1,9 +1,11 @@
 """Requests and responses of Ollama's API: their fields and types.
 
-Options of memory and loading are part of the types, and passed over; any other unknown field is
-refused by name.
+Unknown fields and options are passed over, as Ollama does; those that are known and not supported
+are refused by name.
 """
 
+import logging
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -14,27 +16,38 @@ from pagedserve.server.fields import NullsLeftOut, SizedBody
 from pagedserve.server.protocol import MAX_INT, EngineBody
 from pagedserve.server.tools.fields import FunctionTool
 
-# Options of samplers that are not supported, and their values that request nothing.
-_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "mirostat": (0,),
-    "penalize_newline": (True,),
-    "logits_all": (False,),
-    "vocab_only": (False,),
-    "embedding_only": (False,),
-}
+logger = logging.getLogger(__name__)
+
+# Options that have no effect here: those of memory and loading, and those that today's Ollama has
+# no more.
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_gqa", "main_gpu", "num_thread"),
+        *("draft_num_predict", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
+        *("rope_frequency_base", "rope_frequency_scale"),
+        *("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
+        *("logits_all", "vocab_only", "embedding_only"),
+    }
+)
+# Number of unknown options that are logged once each.
+_MAX_LOGGED: Final = 1000
+
+
+@lru_cache(maxsize=_MAX_LOGGED)
+def _log_unknown(name: str) -> None:
+    logger.warning("the unknown option %.80r of Ollama's API has no effect", name)
 
 
 class Options(NullsLeftOut):
-    """Sampling parameters, and options of memory and loading, which have no effect here."""
+    """Sampling parameters; other options have no effect here, and unknown ones are logged."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stop: str | list[str] | None = None
     num_predict: int | None = None
@@ -42,54 +55,26 @@ class Options(NullsLeftOut):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    typical_p: float | None = None
-    tfs_z: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    penalize_newline: bool | None = None
-    num_ctx: int | None = Field(default=None, ge=1)
-    num_keep: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    num_thread: int | None = None
-    numa: bool | None = None
-    low_vram: bool | None = None
-    f16_kv: bool | None = None
-    use_mmap: bool | None = None
-    use_mlock: bool | None = None
-    logits_all: bool | None = None
-    vocab_only: bool | None = None
-    embedding_only: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name, neutral in _NEUTRAL.items():
-            value = getattr(self, name)
-            if value is not None and value not in neutral:
-                raise RequestError(
-                    f"options.{name} is {value}; it is not supported here", param="options"
-                )
-        if self.repeat_last_n not in (None, -1, 0) and self.repeat_penalty not in (None, 1):
+        if self.typical_p not in (None, 1):
             raise RequestError(
-                f"options.repeat_last_n is {self.repeat_last_n} with a repeat_penalty, which counts"
-                " all tokens of the prompt and the output here; accepted are -1, and 0 for none",
-                param="options",
+                f"options.typical_p is {self.typical_p}; it is not supported here", param="options"
             )
+        for name in (self.model_extra or {}).keys() - _WITHOUT_EFFECT:
+            _log_unknown(name)
         return self
 
 
 class _Part(NullsLeftOut):
     """A part of a request."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
 
 class CalledFunction(_Part):
     """The function of a tool call, and its arguments."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: str  # the model may have made it up
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -97,8 +82,6 @@ class CalledFunction(_Part):
 
 class ToolCall(_Part):
     """A tool call of an earlier response."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: str | None = Field(default=None, max_length=256)
     function: CalledFunction
@@ -123,15 +106,7 @@ class OllamaBody(EngineBody):
     """Fields of both kinds of requests."""
 
     may_have_images: ClassVar[bool] = True
-    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "_debug"})
-    absent: ClassVar[dict[str, tuple[object, ...]]] = {
-        "template": ("",),
-        "context": ([],),
-        "suffix": ("",),
-        "width": (0,),
-        "height": (0,),
-        "steps": (0,),
-    }
+    absent: ClassVar[dict[str, tuple[object, ...]]] = {}
 
     model: str = Field(min_length=1)
     stream: bool = True
@@ -155,6 +130,15 @@ class OllamaChatBody(OllamaBody):
 class GenerateBody(OllamaBody):
     """``POST /api/generate``."""
 
+    absent: ClassVar[dict[str, tuple[object, ...]]] = {
+        "template": ("",),
+        "context": ([],),
+        "suffix": ("",),
+        "width": (0,),
+        "height": (0,),
+        "steps": (0,),
+    }
+
     prompt: str = ""
     system: str = ""
     images: list[str] = Field(default_factory=list)
@@ -164,14 +148,10 @@ class GenerateBody(OllamaBody):
 class ShowBody(SizedBody):
     """``POST /api/show``; Ollama's client always sends all fields, of which only names count."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
     name: str | None = Field(default=None, description="Former name of ``model``.")
-    system: str = ""
-    template: str = ""
-    verbose: bool = False
-    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class OllamaErrorBody(BaseModel):
