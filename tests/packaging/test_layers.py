@@ -117,7 +117,7 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "chat": {"http", "tools"},
     "messages": {"chat", "http", "tools"},
     "responses": {"chat", "http", "tools"},
-    "ollama": {"admin", "chat", "completions", "http", "tools"},
+    "ollama": {"admin", "chat", "completions", "http", "pooling", "tools"},
     "batches": {"chat", "completions", "files", "http", "pooling", "responses"},
 }
 

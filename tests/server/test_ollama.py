@@ -369,6 +369,20 @@ def test_models_are_listed_and_described(client: ollama.Client, server: Served) 
     assert (shown.template or "").startswith(TEMPLATE)
 
 
+def test_the_model_runs_forever(client: ollama.Client) -> None:
+    (model,) = client.ps().models
+    (listed,) = client.list().models
+    assert (model.model, model.digest) == (listed.model, listed.digest)
+    assert model.context_length == 400
+    assert model.expires_at is not None
+    assert model.expires_at.year > 2100
+
+
+def test_a_generative_model_embeds_nothing(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="the model generates"):
+        client.embed("formula", "x")
+
+
 def test_the_version_is_that_of_ollama(server: Served) -> None:
     """VS Code's Copilot accepts none before 0.6.4."""
     version = server.http.get("/api/version").json()["version"]

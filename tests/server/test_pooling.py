@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -161,9 +162,42 @@ def test_a_conversation_is_a_prompt(minilm: Path, offline: LLM) -> None:
         assert answer["usage"]["prompt_tokens"] == 256
 
 
-def test_ollamas_api_shows_no_capability_without_a_route(embedding: Served) -> None:
-    assert embedding.http.post("/api/show", json={"model": "minilm"}).json()["capabilities"] == []
-    assert embedding.http.post("/api/embed", json={"model": "minilm"}).status_code == 501
+def test_ollamas_client_embeds(embedding: Served, offline: LLM) -> None:
+    with ollama.Client(str(embedding.http.base_url)) as client:
+        assert client.show("minilm").capabilities == ["embedding"]
+        found = client.embed("minilm:latest", TEXTS, keep_alive=0, options={"num_ctx": 99})
+        exact = vectors(offline, TEXTS)
+        np.testing.assert_allclose(np.array(found.embeddings), exact, atol=1e-5)
+        num_tokens = sum(len(offline.get_tokenizer()(text).input_ids) for text in TEXTS)
+        assert (found.model, found.prompt_eval_count) == ("minilm", num_tokens)
+        assert (found.total_duration or 0) > 0
+        (single,) = client.embed("minilm", TEXTS[1]).embeddings
+        np.testing.assert_allclose(single, exact[1], atol=1e-5)
+        former = client.embeddings("minilm", TEXTS[1]).embedding
+        np.testing.assert_allclose(former, exact[1], atol=1e-5)
+        assert client.embed("minilm", "").embeddings == client.embed("minilm", []).embeddings == []
+        assert client.embeddings("minilm").embedding == []
+
+
+def test_ollamas_api_truncates_texts_unless_told_not_to(embedding: Served) -> None:
+    body: Any = {"model": "minilm", "input": TEXTS[0] + " and a cat" * 600}
+    cut = embedding.http.post("/api/embed", json=body)
+    same = embedding.http.post("/v1/embeddings", json=body | {"truncate_prompt_tokens": -1})
+    assert cut.json()["embeddings"] == [same.json()["data"][0]["embedding"]]
+    refused = embedding.http.post("/api/embed", json=body | {"truncate": False})
+    assert (refused.status_code, refused.json().keys()) == (400, {"error"})
+
+
+def test_ollamas_api_refuses_what_it_cannot_embed(embedding: Served) -> None:
+    for path, given, status, error in (
+        ("embed", {"model": "other", "input": "x"}, 404, "does not exist"),
+        ("embeddings", {"model": "other"}, 404, "does not exist"),
+        ("embed", {"model": "minilm", "input": [1]}, 400, "input"),
+        ("embed", {"model": "minilm", "input": "x", "dimensions": 5}, 400, "dimensions is 5"),
+    ):
+        answer = embedding.http.post(f"/api/{path}", json=given)
+        assert answer.status_code == status
+        assert error in answer.json()["error"]
 
 
 def test_base64_is_float32_with_the_lowest_byte_first(embedding: Served, offline: LLM) -> None:

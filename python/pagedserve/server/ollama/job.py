@@ -242,15 +242,15 @@ class OllamaJob(TokenJob):
         return {
             "done": True,
             "done_reason": completion.finish_reason,
-            "total_duration": _nanoseconds(now - self.arrival_time),
+            "total_duration": nanoseconds(now - self.arrival_time),
             "load_duration": 0,
             "prompt_eval_count": sum(self.usage.prompt_tokens.values()),
-            "prompt_eval_duration": _nanoseconds(first - begun),
+            "prompt_eval_duration": nanoseconds(first - begun),
             "eval_count": self.usage.completion_tokens,
-            "eval_duration": _nanoseconds((metrics.last_token_time or now) - first),
+            "eval_duration": nanoseconds((metrics.last_token_time or now) - first),
         }
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     """Nanoseconds of a duration, at least 1: clients divide by it."""
     return max(1, round(seconds * _NANOSECONDS))

@@ -145,6 +145,37 @@ class GenerateBody(OllamaBody):
     raw: bool = False
 
 
+class _EmbeddingFields(EngineBody):
+    """Fields of both kinds of embedding requests."""
+
+    model: str = Field(min_length=1)
+    options: Options = Field(default_factory=Options)
+    truncate: bool = True
+    dimensions: int = Field(default=0, ge=0, description="0 is all of them.")
+
+
+class EmbedBody(_EmbeddingFields):
+    """``POST /api/embed``."""
+
+    input: str | list[str] = ""
+
+    @property
+    def texts(self) -> str | list[str]:
+        """Texts to embed."""
+        return self.input
+
+
+class PromptEmbeddingBody(_EmbeddingFields):
+    """``POST /api/embeddings``."""
+
+    prompt: str = ""
+
+    @property
+    def texts(self) -> str:
+        """Text to embed."""
+        return self.prompt
+
+
 class ShowBody(SizedBody):
     """``POST /api/show``; Ollama's client always sends all fields, of which only names count."""
 
@@ -219,6 +250,22 @@ class OllamaText(OllamaResponse):
     thinking: str | None = None
 
 
+class Embeddings(BaseModel):
+    """Response of ``POST /api/embed``; durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+
+
+class PromptEmbedding(BaseModel):
+    """Response of ``POST /api/embeddings``."""
+
+    embedding: list[float]
+
+
 class ModelDetails(BaseModel):
     """Base model of an adapter, empty for the model itself; the other fields are not known."""
 
@@ -230,38 +277,43 @@ class ModelDetails(BaseModel):
     quantization_level: str = ""
 
 
-class OllamaModel(BaseModel):
-    """A model or adapter.
-
-    The digest is that of its name.  The size is that of its files in bytes, 0 for an adapter.
-    """
+class OllamaCard(BaseModel):
+    """A model or adapter; the digest is that of its name, and the size of an adapter is 0."""
 
     name: str
     model: str
-    modified_at: str
     size: int
     digest: str
     details: ModelDetails
 
 
-class OllamaModels(BaseModel):
-    """Response of ``GET /api/tags``."""
+class OllamaModel(OllamaCard):
+    """A model or adapter, with the bytes of its files and the time since when it is served."""
 
-    models: list[OllamaModel]
+    modified_at: str
 
 
-class LoadedOllamaModel(OllamaModel):
-    """A model or adapter; its size is the bytes of loaded weights, ``size_vram`` those on a GPU."""
+class RunningModel(OllamaCard):
+    """A model or adapter, which is never unloaded, with the bytes of its weights.
+
+    ``size_vram`` are those on a GPU.
+    """
 
     expires_at: str
     size_vram: int
     context_length: int
 
 
-class LoadedOllamaModels(BaseModel):
+class RunningModels(BaseModel):
     """Response of ``GET /api/ps``."""
 
-    models: list[LoadedOllamaModel]
+    models: list[RunningModel]
+
+
+class OllamaModels(BaseModel):
+    """Response of ``GET /api/tags``."""
+
+    models: list[OllamaModel]
 
 
 class OllamaDescription(BaseModel):

@@ -15,14 +15,16 @@ from pagedserve.server.http.routing import (
     answer_id,
     error_responses,
     job_response,
+    json_responses,
     streaming_responses,
 )
 from pagedserve.server.ollama.api import ROOT, VERSION
+from pagedserve.server.ollama.embedding import embed_job
 from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
 from pagedserve.server.ollama.protocol import (
+    EmbedBody,
+    Embeddings,
     GenerateBody,
-    LoadedOllamaModel,
-    LoadedOllamaModels,
     ModelDetails,
     OllamaChat,
     OllamaChatBody,
@@ -31,18 +33,19 @@ from pagedserve.server.ollama.protocol import (
     OllamaModel,
     OllamaModels,
     OllamaText,
+    PromptEmbedding,
+    PromptEmbeddingBody,
+    RunningModel,
+    RunningModels,
     ShowBody,
 )
 
 _ERRORS: Final = error_responses(OllamaErrorBody)
-# When a model that stays loaded is unloaded.
-_NEVER: Final = "9999-12-31T23:59:59Z"
 _LINES: Final = "application/x-ndjson"
-# Routes that manage models or compute embeddings.
-_ABSENT: Final = (
-    *("pull", "push", "create", "copy", "delete", "embed", "embeddings"),
-    "blobs/{digest}",
-)
+# When the model is unloaded; clients show "Forever" for a time this far ahead.
+_NEVER: Final = "2200-01-01T00:00:00Z"
+# Routes that manage models.
+_ABSENT: Final = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
 
 
 def add_ollama(app: FastAPI, context: Context) -> None:
@@ -68,12 +71,8 @@ def add_ollama(app: FastAPI, context: Context) -> None:
         named = answer_id("gen-", request, body.request_id)
         return job_response(await generate_job(context, body, named), request)
 
+    _add_embeddings(app, context)
     _add_models(app, context)
-
-    @app.get(f"{ROOT}/version", responses=_ERRORS)
-    async def ollama_version() -> Version:
-        """Return the version of Ollama that has this API."""
-        return Version(version=VERSION)
 
     for name in _ABSENT:
 
@@ -88,27 +87,56 @@ def add_ollama(app: FastAPI, context: Context) -> None:
             raise ServerError(501, f"{name} is not supported here")
 
 
+def _add_embeddings(app: FastAPI, context: Context) -> None:
+    """Add the routes of embeddings."""
+
+    @app.post(f"{ROOT}/embed", responses=_ERRORS | json_responses(Embeddings), dependencies=JSON)
+    async def ollama_embed(body: EmbedBody, request: Request) -> Any:
+        """Compute an embedding of each text, in Ollama's format."""
+        if not body.input:
+            await context.check_ready()
+            return {"model": model_name(context, body.model), "embeddings": []}
+        named = answer_id("embd-", request, body.request_id)
+        return job_response(await embed_job(context, body, named), request)
+
+    single = json_responses(PromptEmbedding)
+
+    @app.post(f"{ROOT}/embeddings", responses=_ERRORS | single, dependencies=JSON)
+    async def ollama_embeddings(body: PromptEmbeddingBody, request: Request) -> Any:
+        """Compute the embedding of a text, in Ollama's former format."""
+        if not body.prompt:
+            await context.check_ready()
+            model_name(context, body.model)
+            return {"embedding": []}
+        named = answer_id("embd-", request, body.request_id)
+        return job_response(await embed_job(context, body, named), request)
+
+
 def _add_models(app: FastAPI, context: Context) -> None:
-    """Add the routes that list or describe the model."""
+    """Add the routes that describe the model and the server."""
 
     @app.get(f"{ROOT}/tags", responses=_ERRORS)
     async def ollama_tags() -> OllamaModels:
         """List the model under all its names, and its adapters, in Ollama's format."""
         await context.check_ready()
+        created = _created(context)
         num_bytes = (await context.client.get_model_config()).file_bytes
         return OllamaModels(
-            models=[OllamaModel(**_card(context, name, num_bytes)) for name in context.all_names]
+            models=[
+                OllamaModel(**_card(context, name, num_bytes), modified_at=created)
+                for name in context.all_names
+            ]
         )
 
     @app.get(f"{ROOT}/ps", responses=_ERRORS)
-    async def ollama_ps() -> LoadedOllamaModels:
-        """List the loaded model under all its names, and its adapters, in Ollama's format."""
+    async def ollama_ps() -> RunningModels:
+        """List the same as those in memory, in Ollama's format."""
         await context.check_ready()
         model = await context.client.get_model_config()
         cards = [_card(context, name, model.weight_bytes) for name in context.all_names]
-        return LoadedOllamaModels(
+        return RunningModels(
             models=[
-                LoadedOllamaModel(
+                RunningModel(
                     **card,
                     expires_at=_NEVER,
                     size_vram=card["size"] if model.device_type == "cuda" else 0,
@@ -124,6 +152,11 @@ def _add_models(app: FastAPI, context: Context) -> None:
         await context.check_ready()
         return await _description(context, model_name(context, body.model or body.name))
 
+    @app.get(f"{ROOT}/version", responses=_ERRORS)
+    async def ollama_version() -> Version:
+        """Return the version of Ollama that has this API."""
+        return Version(version=VERSION)
+
 
 async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]:
     """Response of a request without a prompt, by which clients load a model."""
@@ -134,17 +167,20 @@ async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]
 
 
 def _card(context: Context, name: str, num_bytes: int) -> dict[str, Any]:
-    """Fields of a listed name; ``num_bytes`` is the size of the model itself."""
+    """Fields of a name in lists; ``num_bytes`` is the size of the model itself."""
     digest = sha256(name.encode()).hexdigest()
     size = num_bytes if context.adapters.get(name) is None else 0
-    return {"name": name, "model": name, "digest": digest, "size": size, **_common(context, name)}
+    details = _details(context, name)
+    return {"name": name, "model": name, "digest": digest, "size": size, "details": details}
 
 
-def _common(context: Context, name: str) -> dict[str, Any]:
-    """Fields shared by the lists and ``/api/show``."""
-    created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
+def _details(context: Context, name: str) -> ModelDetails:
     parent = "" if context.adapters.get(name) is None else context.names[0]
-    return {"modified_at": created, "details": ModelDetails(parent_model=parent)}
+    return ModelDetails(parent_model=parent)
+
+
+def _created(context: Context) -> str:
+    return datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
 
 
 async def _description(context: Context, name: str) -> OllamaDescription:
@@ -153,6 +189,7 @@ async def _description(context: Context, name: str) -> OllamaDescription:
     has_images = isinstance(model.images, ImageRules)
     capabilities = {
         "completion": model.pooling is None,
+        "embedding": model.pooling is not None and model.pooling.classes is None,
         "tools": model.pooling is None and text.reads_tool_calls,
         "vision": has_images,
         "thinking": context.args.reasoning_parser is not None,
@@ -166,5 +203,6 @@ async def _description(context: Context, name: str) -> OllamaDescription:
             "pagedserve.context_length": model.max_model_len,
             "pagedserve.vocab_size": model.vocab_size,
         },
-        **_common(context, name),
+        details=_details(context, name),
+        modified_at=_created(context),
     )

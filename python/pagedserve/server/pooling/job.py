@@ -83,10 +83,14 @@ class PoolingJob(Job):
 
     def _text(self, vectors: Vectors) -> bytes:
         """Whole response; serialized entry by entry, since one call would hold up other threads."""
-        head = {"id": self.answer_id, "created": self.created, "model": self.model}
-        fields = {**head, **self.shape(vectors), "usage": self._shown_usage()}
+        fields = self._fields(vectors)
         parts = [f"{json.dumps(name)}: {_serialized(value)}" for name, value in fields.items()]
         return f"{{{', '.join(parts)}}}".encode()
+
+    def _fields(self, vectors: Vectors) -> Mapping[str, Any]:
+        """Fields of the whole response."""
+        head = {"id": self.answer_id, "created": self.created, "model": self.model}
+        return {**head, **self.shape(vectors), "usage": self._shown_usage()}
 
     def _count(self, place: int, output: RequestOutput) -> None:
         check_end(output.outputs[0], is_begun=False)

@@ -1,0 +1,76 @@
+"""``POST /api/embed``, and ``POST /api/embeddings``, which it has replaced."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagedserve.engine.stats import request_time
+from pagedserve.server.chat.job import renamed_fields
+from pagedserve.server.context import Context
+from pagedserve.server.ollama.job import model_name, nanoseconds
+from pagedserve.server.ollama.protocol import EmbedBody, PromptEmbeddingBody
+from pagedserve.server.pooling.job import PoolingJob, Vectors, embedding_job
+from pagedserve.server.pooling.protocol import EmbeddingBody
+
+
+@dataclass(slots=True, kw_only=True)
+class OllamaEmbeddingJob(PoolingJob):
+    """An embedding request of Ollama's API.
+
+    Attributes:
+        asked_as: Field of the request with the texts: "input", or "prompt", which is a single one.
+    """
+
+    asked_as: str
+
+    def _fields(self, vectors: Vectors) -> Mapping[str, Any]:
+        embeddings = [vector.tolist() for vector in vectors]
+        if self.asked_as == "prompt":
+            return {"embedding": embeddings[0]}
+        return {
+            "model": self.model,
+            "embeddings": embeddings,
+            "total_duration": nanoseconds(request_time() - self.arrival_time),
+            "load_duration": 0,
+            "prompt_eval_count": sum(self.usage.prompt_tokens.values()),
+        }
+
+
+async def embed_job(
+    context: Context, body: EmbedBody | PromptEmbeddingBody, answer_id: str
+) -> OllamaEmbeddingJob:
+    """Validate an embedding request, and create its job.
+
+    Raises:
+        RequestError: Fields are invalid.
+        ServerError: Unknown model, still loading, or a generative model.
+    """
+    await context.check_ready()
+    embedding = EmbeddingBody(
+        model=model_name(context, body.model),
+        priority=body.priority,
+        request_id=body.request_id,
+        timeout=body.timeout,
+        input=body.texts,
+        dimensions=body.dimensions or None,
+        normalize=True,
+        truncate_prompt_tokens=-1 if body.truncate else None,
+    )
+    embedding.arrived_with(body.num_bytes)
+    asked_as = "input" if isinstance(body, EmbedBody) else "prompt"
+    with renamed_fields({"input": asked_as}):
+        job = await embedding_job(context, embedding, answer_id)
+    return OllamaEmbeddingJob(
+        context=context,
+        body=embedding,
+        params=job.params,
+        prompt_sizes=job.prompt_sizes,
+        make_prompts=job.make_prompts,
+        answer_id=answer_id,
+        model=job.model,
+        lora_request=job.lora_request,
+        rules=job.rules,
+        field=job.field,
+        shape=job.shape,
+        asked_as=asked_as,
+    )
