@@ -294,6 +294,19 @@ def test_functions_are_tools_and_their_results_messages(
     assert again.message.content == choice["message"]["content"]
 
 
+@pytest.mark.parametrize("kind", ["", "object"])
+def test_tools_of_the_client_in_go_need_no_parameters(
+    server: Served, client: ollama.Client, kind: str
+) -> None:
+    tool: Any = {"name": "now", "parameters": {"type": kind, "properties": None}}
+    body = {"model": "formula", "messages": HELLO, "options": OPTIONS, "stream": False}
+    answer = server.http.post("/api/chat", json=body | {"tools": [{"function": tool}]})
+    assert answer.status_code == 200, answer.text
+    given = {"model": "formula", "tools": [{"type": "function", "function": tool}]}
+    (read,) = OllamaChatBody.model_validate(given).tools
+    assert read.parameters == {"type": "object", "properties": {}}
+
+
 def test_results_belong_to_calls_by_id_then_name_then_order() -> None:
     calls = [{"id": name * 2, "function": {"name": name}} for name in "abc"]
     calls.append({"id": "other", "function": {"name": "c"}})

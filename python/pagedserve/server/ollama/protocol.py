@@ -8,13 +8,20 @@ import logging
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChosenLogprob
 from pagedserve.server.fields import NullsLeftOut, SizedBody
 from pagedserve.server.protocol import MAX_INT, EngineBody
-from pagedserve.server.tools.fields import FunctionTool
+from pagedserve.server.tools.fields import Function, FunctionTool
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +106,19 @@ class OllamaMessageParam(_Part):
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
+class _Tool(FunctionTool):
+    """A tool, whose schema the client in Go sends with empty fields if it has no parameters."""
+
+    @field_validator("function")
+    @classmethod
+    def _fill_parameters(cls, function: Function) -> Function:
+        schema = function.parameters or {}
+        for name, empty, meant in (("type", "", "object"), ("properties", None, {})):
+            if schema.get(name, meant) == empty:
+                schema[name] = meant
+        return function
+
+
 Effort: TypeAlias = Literal["low", "medium", "high", "max"]
 
 
@@ -124,7 +144,7 @@ class OllamaChatBody(OllamaBody):
     may_drop_turns: ClassVar[bool] = True
 
     messages: list[OllamaMessageParam] = Field(default_factory=list)
-    tools: list[FunctionTool] = Field(default_factory=list)
+    tools: list[_Tool] = Field(default_factory=list)
 
 
 class GenerateBody(OllamaBody):
