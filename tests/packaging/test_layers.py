@@ -183,7 +183,8 @@ MANY_FIELDS = {
     "sampling_params.options.SamplingOptions",
     "server.options.ServerArgs",
     "server.protocol.Body",
-    "server.responses.protocol.ResponseObject",  # fields of OpenAI's protocol
+    "server.batches.protocol.BatchObject",  # fields of OpenAI's protocol, as the next two
+    "server.responses.protocol.ResponseObject",
     "server.responses.protocol.ResponsesBody",
     "engine.request.Request",
     "runner.buffers.StepBuffers",  # one array after another

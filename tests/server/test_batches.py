@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 import httpx
@@ -294,7 +295,11 @@ def test_lists_have_pages(client: openai.OpenAI) -> None:
         ({"completion_window": "soon"}, "completion_window is 'soon'; it must be hours or days"),
         ({"completion_window": "0h"}, "completion_window is '0h'"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a: String should have at most 512 characters"),
-        ({"extra_body": {"output_expires_after": {"seconds": 5}}}, "output_expires_after: Extra"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 5}},
+            "output_expires_after.seconds is 5; it must be greater than or equal to 3600",
+        ),
+        ({"extra_body": {"output_expires": 1}}, "output_expires: Extra"),
     ],
 )
 def test_fields_that_cannot_be_followed_are_refused(
@@ -305,14 +310,58 @@ def test_fields_that_cannot_be_followed_are_refused(
     assert words in raised.value.message
 
 
+def test_files_are_deleted_when_they_expire(
+    client: openai.OpenAI, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expiry: Any = {"anchor": "created_at", "seconds": 3600}
+    content = json.dumps(line("a", "x")).encode()
+    file = client.files.create(file=content, purpose="batch", expires_after=expiry)
+    assert file.expires_at == file.created_at + 3600
+    body: Any = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = client.batches.create(input_file_id=file.id, output_expires_after=expiry, **body)
+    output = client.files.retrieve(wait_for(client, batch).output_file_id or "")
+    assert output.expires_at == output.created_at + 3600
+    kept = upload(client, lines(1))
+    assert kept.expires_at is None
+    later = time.time() + 3601
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: later))
+    with pytest.raises(openai.NotFoundError):
+        client.batches.create(input_file_id=file.id, **body)
+    for expired in (file, output):
+        with pytest.raises(openai.NotFoundError):
+            client.files.content(expired.id)
+    listed = {each.id for each in client.files.list()}
+    assert (kept.id in listed, listed & {file.id, output.id}) == (True, set())
+
+
+def test_the_input_of_a_batch_that_has_not_ended_does_not_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expiry: Any = {"anchor": "created_at", "seconds": 3600}
+    with serving(tmp_path, {"max_num_seqs": 4}) as served, client_of(served) as client:
+        slowly(served, 0.02)
+        content = b"\n".join(json.dumps(each).encode() for each in lines(20))
+        file = client.files.create(file=content, purpose="batch", expires_after=expiry)
+        body: Any = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = client.batches.create(input_file_id=file.id, **body)
+        later = time.time() + 3601
+        monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: later))
+        assert client.files.retrieve(file.id).id == file.id
+        client.batches.cancel(batch.id)
+        assert wait_for(client, batch).status == "cancelled"
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+        served.wait_until_idle()
+
+
 def test_uploads_that_are_no_batch_are_refused(client: openai.OpenAI, server: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose is \"vision\"; it must be 'batch'"):
         client.files.create(file=b"x", purpose="vision")
     with pytest.raises(openai.BadRequestError, match="257 characters; at most 256"):
         client.files.create(file=("x" * 257, b"x"), purpose="batch")
-    with pytest.raises(openai.BadRequestError, match="expires_after"):
+    with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]"):
         client.files.create(
-            file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+            file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3599}
         )
     assert server.http.post("/v1/files", json={}).status_code == 415
     body = {"input_file_id": "../lock", "endpoint": "/v1/completions", "completion_window": "1h"}

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import Metadata, NullsLeftOut
+from pagedserve.server.files.protocol import ExpiresAfter
 from pagedserve.server.files.records import Record
 
 Status: TypeAlias = Literal[
@@ -53,6 +54,7 @@ class BatchBody(NullsLeftOut):
     endpoint: str
     completion_window: Annotated[str, AfterValidator(_window)]
     metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 class RequestCounts(BaseModel):
@@ -100,6 +102,7 @@ class BatchObject(Record):
     cancelled_at: int | None = None
     request_counts: RequestCounts = Field(default_factory=RequestCounts)
     metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
 
     @property
     def has_ended(self) -> bool:

@@ -117,6 +117,7 @@ class BatchService:
             ServerError: 404, its input does not exist; 400, a field is not accepted; 503, too many
                 batches wait.
         """
+        self.files.drop_expired(self.check_unused)
         self.files.records.get(owner, body.input_file_id, param="input_file_id")
         if body.endpoint not in URLS:
             names = ", ".join(url.removeprefix(_ROOT) for url in URLS)  # messages have no paths
@@ -273,9 +274,11 @@ class BatchService:
             counts.completed, counts.failed = await to_end(
                 partial(divide, responses, output, errors)
             )
-            if self.files.add_output(owner, output_id, f"{batch.id}_output.jsonl"):
+            expiry = batch.output_expires_after
+            lifetime = None if expiry is None else expiry.seconds
+            if self.files.add_output(owner, output_id, f"{batch.id}_output.jsonl", lifetime):
                 batch.output_file_id = output_id
-            if self.files.add_output(owner, error_id, f"{batch.id}_error.jsonl"):
+            if self.files.add_output(owner, error_id, f"{batch.id}_error.jsonl", lifetime):
                 batch.error_file_id = error_id
         self._enter(owner, batch, end)
         responses.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import FastAPI, Form, Query, Request
+from fastapi import Depends, FastAPI, Form, Query, Request
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -52,7 +52,12 @@ def add_files(
         stall_timeout: Seconds without a read after which a client is disconnected.
     """
 
-    @app.post("/v1/files", dependencies=FORM)
+    async def drop_expired() -> None:
+        store.drop_expired(check_unused)
+
+    unexpired = [Depends(drop_expired)]
+
+    @app.post("/v1/files", dependencies=[*FORM, *unexpired])
     async def create_file(body: _FileForm, request: Request) -> FileObject:
         """Store a file, the input of a batch."""
         request.scope["arriving"].release()
@@ -61,9 +66,10 @@ def add_files(
             body.file.file,
             num_bytes=body.file.size or 0,
             filename=body.file.filename or "file",
+            lifetime=body.lifetime,
         )
 
-    @app.get("/v1/files", responses=json_responses(FileList))
+    @app.get("/v1/files", responses=json_responses(FileList), dependencies=unexpired)
     async def list_files(
         request: Request,
         purpose: str | None = None,
@@ -74,18 +80,18 @@ def add_files(
         """List the files of an API key."""
         return store.page(request.scope["owner"], Page(after, limit, order), purpose)
 
-    @app.get("/v1/files/{file_id}")
+    @app.get("/v1/files/{file_id}", dependencies=unexpired)
     async def retrieve_file(file_id: str, request: Request) -> FileObject:
         """Return what is known of a file."""
         return store.records.get(request.scope["owner"], file_id, param="file_id")
 
-    @app.get("/v1/files/{file_id}/content", response_class=FileResponse)
+    @app.get("/v1/files/{file_id}/content", response_class=FileResponse, dependencies=unexpired)
     async def file_content(file_id: str, request: Request) -> FileResponse:
         """Return the content of a file."""
         file = store.records.get(request.scope["owner"], file_id, param="file_id")
         return _Content(store.path(file.id), stall_timeout)
 
-    @app.delete("/v1/files/{file_id}")
+    @app.delete("/v1/files/{file_id}", dependencies=unexpired)
     async def delete_file(file_id: str, request: Request) -> DeletedFile:
         """Delete a file."""
         file = store.records.get(request.scope["owner"], file_id, param="file_id")

@@ -2,9 +2,11 @@
 
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal
 
 from pagedserve.server.files.protocol import FileObject
 from pagedserve.server.files.records import Page, Records, new_id
@@ -53,7 +55,13 @@ class FileStore:
         return self._directory / f"{file_id}{_SUFFIX}"
 
     async def upload(
-        self, owner: bytes, content: BinaryIO, *, num_bytes: int, filename: str
+        self,
+        owner: bytes,
+        content: BinaryIO,
+        *,
+        num_bytes: int,
+        filename: str,
+        lifetime: int | None,
     ) -> FileObject:
         """Store a file of a client.
 
@@ -62,6 +70,7 @@ class FileStore:
             content: Content, from its current position on.
             num_bytes: Size of the content.
             filename: Name that the client gave.
+            lifetime: Seconds until it is deleted; None keeps it.
 
         Raises:
             ServerError: 400, the bounds do not allow it.
@@ -76,7 +85,9 @@ class FileStore:
         self.num_bytes += num_bytes
         try:
             await to_end(partial(_copy, content, self.path(file_id)))
-            return self._add(owner, file_id, num_bytes, filename, is_output=False)
+            return self._add(
+                owner, file_id, num_bytes, filename, purpose="batch", lifetime=lifetime
+            )
         except BaseException:
             self.num_bytes -= num_bytes
             self.path(file_id).unlink(missing_ok=True)
@@ -105,8 +116,14 @@ class FileStore:
                 f"{self.max_bytes} are accepted (--max-batch-directory-bytes): delete some first",
             )
 
-    def add_output(self, owner: bytes, file_id: str, filename: str) -> bool:
+    def add_output(self, owner: bytes, file_id: str, filename: str, lifetime: int | None) -> bool:
         """Store the output of a batch, whose content is at ``path``, also if it is stored already.
+
+        Args:
+            owner: Digest of the API key.
+            file_id: Id of the file.
+            filename: Name of the file.
+            lifetime: As of ``upload``.
 
         Returns:
             Whether it was stored: an empty one is deleted.
@@ -119,22 +136,46 @@ class FileStore:
             self.path(file_id).unlink()
             return False
         num_before = sum(file.bytes for _, file in self.records if file.id == file_id)
-        self._add(owner, file_id, num_bytes, filename, is_output=True)
+        self._add(owner, file_id, num_bytes, filename, purpose="batch_output", lifetime=lifetime)
         self.num_bytes += num_bytes - num_before
         return True
 
     def _add(
-        self, owner: bytes, file_id: str, num_bytes: int, filename: str, *, is_output: bool
+        self,
+        owner: bytes,
+        file_id: str,
+        num_bytes: int,
+        filename: str,
+        *,
+        purpose: Literal["batch", "batch_output"],
+        lifetime: int | None,
     ) -> FileObject:
+        now = int(time.time())
         file = FileObject(
             id=file_id,
             bytes=num_bytes,
-            created_at=int(time.time()),
+            created_at=now,
             filename=filename,
-            purpose="batch_output" if is_output else "batch",
+            purpose=purpose,
+            expires_at=None if lifetime is None else now + lifetime,
         )
         self.records.put(owner, file)
         return file
+
+    def drop_expired(self, check_unused: Callable[[FileObject], None]) -> None:
+        """Delete files whose time has come.
+
+        Args:
+            check_unused: Raises ``ServerError`` if a file is in use, which is then kept.
+
+        Raises:
+            OSError: One cannot be deleted.
+        """
+        for _, file in self.records:
+            if file.expires_at is not None and file.expires_at <= time.time():
+                with suppress(ServerError):
+                    check_unused(file)
+                    self.delete(file)
 
     def delete(self, file: FileObject) -> None:
         """Delete a file.
