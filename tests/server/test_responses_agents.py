@@ -68,6 +68,18 @@ def test_tools_of_other_types_are_left_out(
     assert (answer.tools, answer.usage.input_tokens) == ([], len("u:x;|a:"))
 
 
+def test_tools_are_returned_without_descriptions_that_they_lack(client: openai.OpenAI) -> None:
+    """Clients in Rust require a string if there is one."""
+    inner = {"type": "function", "name": "tide", "parameters": {"default": None}}
+    tools: Any = [
+        {"type": "function", "name": "now"},
+        {"type": "custom", "name": "note", "format": {"type": "text"}},
+        {"type": "namespace", "name": "sea", "description": "d", "tools": [inner]},
+    ]
+    returned = create(client, tools=tools, **says("a")).to_dict()["tools"]
+    assert returned == [tools[0] | {"parameters": None, "strict": None}, *tools[1:]]
+
+
 def test_tools_in_namespaces(client: openai.OpenAI) -> None:
     inner = WEATHER | {"defer_loading": False}
     tools = [

@@ -28,7 +28,7 @@ from pagedserve.server.responses.items import ITEMS, Item, items_of, references_
 from pagedserve.server.responses.output import Event, Output
 from pagedserve.server.responses.protocol import ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
-from pagedserve.server.responses.tools import Tool, known_tools, name_of, names_of_calls
+from pagedserve.server.responses.tools import Tool, name_of, names_of_calls, returned_tools
 from pagedserve.server.tokenization import Tokenization, token_ids_of
 
 # Status of a response, and the reason why it is incomplete, by the finish reason of its text.
@@ -239,7 +239,7 @@ class ResponsesJob(TokenJob):
             "temperature": params.temperature,
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
             "tool_choice": _shown_choice(body.tool_choice),
-            "tools": [tool.model_dump() for tool in known_tools(body.tools)],
+            "tools": returned_tools(body.tools),
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": body.truncation,

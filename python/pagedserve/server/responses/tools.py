@@ -69,6 +69,8 @@ class OtherTool(NullsLeftOut):
 KnownTool: TypeAlias = Annotated[
     ResponseFunctionTool | ResponseCustomTool | NamespaceTool, Field(discriminator="type")
 ]
+# Fields that a function of a response has, null if it was sent without.
+_REQUIRED: Final[dict[str, Any]] = {"parameters": None, "strict": None}
 _TYPES: Final = frozenset({"function", "custom", "namespace"})
 
 
@@ -89,9 +91,17 @@ Tool: TypeAlias = Annotated[
 ]
 
 
-def known_tools(tools: Iterable[Tool]) -> list[KnownTool]:
-    """Return the tools that are not left out."""
-    return [tool for tool in tools if not isinstance(tool, OtherTool)]
+def returned_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Return the tools of a response: those that are not left out, as they were sent.
+
+    Clients require the parameters and ``strict`` of a function, and take null for no other field.
+    """
+    return [
+        (_REQUIRED if isinstance(tool, ResponseFunctionTool) else {})
+        | tool.model_dump(exclude_none=True)
+        for tool in tools
+        if not isinstance(tool, OtherTool)
+    ]
 
 
 @cache
