@@ -1,6 +1,5 @@
 //! Configurations of a scheduler, validated as a whole before anything is built.
 
-use crate::block;
 use crate::error::{Error, Result};
 
 /// How a preempted group releases its blocks (Kwon et al., `PagedAttention`,
@@ -299,7 +298,6 @@ impl CacheConfig {
             return Err(Error::Config("sliding_window is 0; it must be at least 1".to_owned()));
         }
         self.validate_groups()?;
-        self.check_memory()?;
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(Error::Config(format!(
                 "watermark is {}; it must be at least 0 and below 1",
@@ -307,13 +305,6 @@ impl CacheConfig {
             )));
         }
         Ok(())
-    }
-
-    fn check_memory(&self) -> Result<()> {
-        let num_kept = if self.enable_prefix_caching { self.block_size } else { 0 };
-        let pools = self.groups.iter().map(|group| group.num_gpu_blocks);
-        (pools.chain([self.num_gpu_blocks]))
-            .try_for_each(|num_blocks| block::check_memory(num_blocks, num_kept))
     }
 
     fn validate_groups(&self) -> Result<()> {
@@ -580,9 +571,6 @@ mod tests {
             ..CacheConfig::new(16, 8)
         };
         assert!(text(window.validate()).contains("sliding_window"));
-        let huge =
-            CacheConfig { enable_prefix_caching: true, ..CacheConfig::new(1 << 30, 1 << 30) };
-        assert!(text(huge.validate()).contains("no memory for 1073741824 blocks"));
         let refused = |change: fn(&mut SchedulerConfig)| {
             let mut config = scheduler.clone();
             change(&mut config);

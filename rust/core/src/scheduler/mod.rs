@@ -115,7 +115,7 @@ impl Scheduler {
             cache,
             config.num_lookahead_slots,
             config.max_num_batched_tokens,
-        );
+        )?;
         Ok(Self {
             store: SequenceStore::new(cache.block_size, cache.groups.len()),
             outputs: SchedulerOutputs::new(space.num_groups()),

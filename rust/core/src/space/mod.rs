@@ -26,8 +26,9 @@ mod prefix;
 mod standalone;
 mod swap;
 
-use crate::block::{Allocator, CachedBlockAllocator, UncachedBlockAllocator};
+use crate::block::{Allocator, CachedBlockAllocator, UncachedBlockAllocator, check_memory};
 use crate::config::{CacheConfig, KvKind};
+use crate::error::Result;
 use crate::ids::BlockPair;
 use crate::outputs::Moves;
 use crate::sequence::{GroupHandle, SeqHandle, Sequence, SequenceStore};
@@ -70,12 +71,19 @@ const PROMISED: &str = "the action follows a query that allowed it";
 impl BlockSpaceManager {
     /// Creates both tiers with all blocks free; every decoding sequence gets `num_lookahead_slots`
     /// after its next token, and a step computes `max_num_batched_tokens`.  `config` is valid.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`], if there is no memory for a pool.
     pub fn new(
         config: &CacheConfig,
         num_lookahead_slots: usize,
         max_num_batched_tokens: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         let block_size = config.block_size;
+        let num_kept = if config.enable_prefix_caching { block_size } else { 0 };
+        let pools = config.groups.iter().map(|group| group.num_gpu_blocks);
+        (pools.chain([config.num_gpu_blocks]))
+            .try_for_each(|num_blocks| check_memory(num_blocks, num_kept))?;
         let tier = |num_blocks| {
             if config.enable_prefix_caching {
                 let is_classic = config.choices.evict_blank_blocks_in_order;
@@ -84,7 +92,7 @@ impl BlockSpaceManager {
                 Allocator::Uncached(UncachedBlockAllocator::new(num_blocks))
             }
         };
-        Self {
+        Ok(Self {
             watermark_blocks: config.watermark_blocks(),
             // The lookahead must not overwrite blocks that a query still sees.
             ring: config
@@ -98,7 +106,7 @@ impl BlockSpaceManager {
             step_id: 0,
             max_num_batched_tokens,
             config: config.clone(),
-        }
+        })
     }
 
     /// The device blocks of the first group.

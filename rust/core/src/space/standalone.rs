@@ -33,7 +33,7 @@ impl StandaloneSpace {
     /// [`Error::Config`] from the validation of `config`.
     pub fn new(config: &CacheConfig, num_lookahead_slots: usize) -> Result<Self> {
         config.validate()?;
-        let space = BlockSpaceManager::new(config, num_lookahead_slots, usize::MAX);
+        let space = BlockSpaceManager::new(config, num_lookahead_slots, usize::MAX)?;
         Ok(Self {
             moves: vec![Moves::default(); space.num_groups()],
             space,
