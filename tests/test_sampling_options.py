@@ -64,7 +64,7 @@ def test_every_option_of_a_command_reaches_the_parameters() -> None:
 
 def test_a_constructor_shows_names_and_defaults() -> None:
     shown = inspect.signature(SamplingParams).parameters
-    assert {*shown} == {*PARAMETERS, "guided_decoding"}
+    assert {*shown} == {*PARAMETERS}
     assert (shown["top_p"].default, shown["top_p"].annotation) == (1.0, float)
     assert shown["stop"].annotation == str | list[str]
     documented = inspect.getdoc(SamplingParams) or ""

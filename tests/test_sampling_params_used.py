@@ -1,5 +1,6 @@
 """Sampling parameters that are changed, copied, and handed to an engine."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,10 +99,30 @@ def test_arguments_with_a_value_are_not_the_prompt() -> None:
 
 
 def test_a_constraint_under_two_names_must_be_the_same() -> None:
-    same = SamplingParams(structured_outputs={"choice": ["a"]}, guided_decoding={"choice": ["a"]})
-    assert same == SamplingParams(structured_outputs={"choice": ["a"]})
+    given: dict[str, Any] = {"structured_outputs": {"choice": ["a"]}}
+    same = SamplingParams(**given, guided_decoding={"choice": ["a"]})
+    assert same == SamplingParams(**given) == SamplingParams(**given, guided_decoding=None)
     with pytest.raises(RequestError, match="are the same option, and differ"):
-        SamplingParams(structured_outputs={"choice": ["a"]}, guided_decoding={"choice": ["b"]})
+        SamplingParams(**given, guided_decoding={"choice": ["b"]})
+
+
+def test_a_constraint_can_be_read_and_assigned_under_its_former_name() -> None:
+    first, second = (StructuredOutputsParams(choice=[text]) for text in "ab")
+    given: dict[str, Any] = {"guided_decoding": first}
+    params = SamplingParams(**given)
+    assert params.guided_decoding == params.structured_outputs == first
+    assert replace(params, structured_outputs=second).guided_decoding == second
+    params.guided_decoding = {"choice": ["b"]}
+    assert params.structured_outputs == second
+    params.guided_decoding = None
+    assert params == SamplingParams()
+
+
+def test_a_constraint_is_made_of_optional_arguments() -> None:
+    off: dict[str, Any] = {"json": None, "regex": None, "backend": "outlines"}
+    assert StructuredOutputsParams.from_optional(**off) is None
+    made = StructuredOutputsParams.from_optional(**off, choice=["a"], whitespace_pattern=None)
+    assert made == StructuredOutputsParams(choice=["a"])
 
 
 def test_options_of_a_constraint_that_are_off_say_nothing() -> None:

@@ -249,7 +249,8 @@ def test_a_schema_may_be_given_in_several_ways() -> None:
     schema = Person.model_json_schema()
     ways = (schema, json.dumps(schema), Person)
     assert len({StructuredOutputsParams(json=way) for way in ways}) == 1
-    params = SamplingParams(guided_decoding=StructuredOutputsParams(json=Person))
+    params = SamplingParams()
+    params.guided_decoding = StructuredOutputsParams(json=Person)
     assert params.structured_outputs == StructuredOutputsParams(json=Person)
     assert params.clone().structured_outputs == params.structured_outputs
 

@@ -5,7 +5,7 @@ docs/sampling.md.  What a parameter does is in ``pagedserve.sampling`` or ``page
 """
 
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import pagedserve.checks as checks
@@ -290,8 +290,6 @@ class SamplingOptions:
         request="own",
         unset="any",
     )
-    # The name of structured_outputs until vLLM 0.9.
-    guided_decoding: InitVar[StructuredOutputsParams | Mapping[str, Any] | None] = None
     top_n_sigma: Real = parameter(
         -1.0,
         checks.real("a number, at least -1; 0 or less keeps all tokens", low=-1),
@@ -330,19 +328,8 @@ class SamplingOptions:
         unset="none",
     )
 
-    def __post_init__(
-        self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
-    ) -> None:
-        if guided_decoding is None:
-            return
-        given = self.structured_outputs
-        self.structured_outputs = guided_decoding
-        if given is not None and given != self.structured_outputs:
-            raise RequestError(
-                "structured_outputs and guided_decoding are the same option, and differ: give one "
-                "of them",
-                param="guided_decoding",
-            )
+    def __post_init__(self) -> None:
+        """Check the combination of the values, where a subclass defines it."""
 
     def __setattr__(self, name: str, value: object) -> None:
         """Check a value and hold what the check returns.
@@ -356,6 +343,15 @@ class SamplingOptions:
             raise unknown_parameter(name, value) from None
         # Most are at their default, which is checked once.
         _hold(self, name, held if value is default else check(name, value))
+
+    @property
+    def guided_decoding(self) -> StructuredOutputsParams | None:
+        """``structured_outputs``, under its name until vLLM 0.9."""
+        return self.structured_outputs
+
+    @guided_decoding.setter
+    def guided_decoding(self, value: StructuredOutputsParams | Mapping[str, Any] | None) -> None:
+        self.structured_outputs = value
 
     @property
     def is_greedy(self) -> bool:
@@ -376,6 +372,7 @@ _CHECKED: Final[dict[str, tuple[Check[object], object, object]]] = {
     field.name: (known.check, field.default, known.check(field.name, field.default))
     for field, known in options_of(SamplingOptions)
 }
+_CHECKED["guided_decoding"] = _CHECKED["structured_outputs"]  # its property sets the other
 
 
 def unknown_parameter(name: str, value: object) -> RequestError:

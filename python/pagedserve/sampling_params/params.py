@@ -1,33 +1,48 @@
 """``SamplingParams``: the sampling parameters of one request."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
 from pagedserve.config.options import describe
 from pagedserve.errors import RequestError
-from pagedserve.sampling_params.checks import biases_of_json
+from pagedserve.sampling_params.checks import biases_of_json, structured_outputs
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions, unknown_parameter
 from pagedserve.sampling_params.processors import with_prompt
-from pagedserve.sampling_params.structured_outputs import StructuredOutputsParams
 from pagedserve.vllm_names import ABSENT_PARAMS, is_neutral, takes_names
 
 # None is a value of its parameter: no limit.
 _LEN: Final = "max_tokens"
+# Its name here, and until vLLM 0.9.
+_FORMAT: Final = ("structured_outputs", "guided_decoding")
 # Names of arguments.
 _OWN_NAMES: Final = SamplingOptions.__dataclass_fields__.keys()
 
 
 def _own_names(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without those of vLLM that are not supported and change nothing."""
+    """Arguments by our names, without those of vLLM that are not supported and change nothing."""
     if given.keys() <= _OWN_NAMES:
         return given
+    if "guided_decoding" in given:
+        given = _with_format(given)
     for name, value in given.items():
         if name not in _OWN_NAMES and name not in ABSENT_PARAMS:
             raise unknown_parameter(name, value)
         if name in ABSENT_PARAMS and not is_neutral(value, ABSENT_PARAMS[name]):
             raise RequestError(f"not supported yet: {name}={value!r}; leave it out")
     return {name: value for name, value in given.items() if name in _OWN_NAMES}
+
+
+def _with_format(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with ``guided_decoding`` under its name here."""
+    named = [structured_outputs(name, given.get(name)) for name in _FORMAT]
+    if None not in named and named[0] != named[1]:
+        raise RequestError(
+            f"{' and '.join(_FORMAT)} are the same option, and differ: give one of them",
+            param="guided_decoding",
+        )
+    rest = {name: value for name, value in given.items() if name not in _FORMAT}
+    return rest | {"structured_outputs": named[0] or named[1]}
 
 
 @takes_names(_own_names)
@@ -46,10 +61,7 @@ class SamplingParams(SamplingOptions):
     # Names of the fields, as vLLM's class has them: a struct of msgspec.
     __struct_fields__ = tuple(PARAMETERS)
 
-    def __post_init__(
-        self, guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None
-    ) -> None:
-        SamplingOptions.__post_init__(self, guided_decoding)
+    def __post_init__(self) -> None:
         self.check()
 
     @classmethod

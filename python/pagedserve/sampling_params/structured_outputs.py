@@ -109,6 +109,12 @@ class StructuredOutputsParams:
         object.__setattr__(self, "definition", self._define())
 
     @classmethod
+    def from_optional(cls, **given: Any) -> "StructuredOutputsParams | None":
+        """Construct from arguments of which all may be None; return None if no format is given."""
+        is_given = any(given.get(name) is not None for name in (*_KINDS, "structural_tag"))
+        return cls(**given) if is_given else None
+
+    @classmethod
     def of(cls, given: object) -> "StructuredOutputsParams":
         """Return parameters given as such, or as a mapping of their names.
 
