@@ -304,8 +304,8 @@ def test_short_options_have_their_effect() -> None:
         read_args(make_parser().parse_args(["serve", "a", "-pp", "2"]))
 
 
-def test_limits_of_audio_and_of_no_videos_have_no_effect() -> None:
-    limits = {"image": 1, "video": 0, "audio": 2, "vision_chunk": 0}
+def test_limits_of_audio_and_of_videos_have_no_effect() -> None:
+    limits = {"image": 1, "video": 10, "audio": 2, "vision_chunk": 0}
     assert EngineArgs("a", limit_mm_per_prompt=limits).max_images_per_prompt == 1
     assert EngineArgs("a", limit_mm_per_prompt={"audio": 1}).max_images_per_prompt == 16
 

@@ -300,6 +300,8 @@ def test_an_absent_argument_is_named(llm: LLM) -> None:
         llm.generate("5", prompt_adapter_request=adapter)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         llm.generate("5", nonsense=None)  # type: ignore[call-arg]
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert llm.generate("5", params, mm_processor_kwargs={}, tokenization_kwargs={}) != []
 
 
 def test_names_at_the_top_level_are_vllms() -> None:

@@ -278,12 +278,12 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
 
 
 class AbsentArguments(TypedDict, total=False):
-    """Arguments of methods that are not supported; None changes nothing."""
+    """Arguments of methods that are not supported; None and empty ones change nothing."""
 
     prompt_adapter_request: None
     guided_options_request: None
-    tokenization_kwargs: None
-    mm_processor_kwargs: None
+    tokenization_kwargs: Mapping[str, Any] | None
+    mm_processor_kwargs: Mapping[str, Any] | None
     trace_headers: None
     stat_loggers: None
 
@@ -296,6 +296,10 @@ class AbsentPoolingArguments(AbsentArguments, total=False):
 
 # With the one that ``AsyncLLMEngine.from_engine_args`` takes by position.
 ABSENT_ARGUMENTS: Final = frozenset(AbsentPoolingArguments.__annotations__) | {"engine_config"}
+
+# Keys of absent mappings that have no effect here: no model accepts videos.
+_HINT_KEYS: Final = {"mm_processor_kwargs": ("fps", "do_sample_frames")}
+_EMPTY: Final[tuple[object, ...]] = (None, [], {}, ())
 
 # Methods of LLM that are not supported, and why.
 ABSENT_METHODS: Final = {
@@ -562,7 +566,7 @@ def _own_option(name: str, value: object) -> tuple[str, object]:
 
 
 def refuse_arguments(given: Mapping[str, object]) -> None:
-    """Accept the absent arguments of a method if they are None.
+    """Accept the absent arguments of a method if they change nothing.
 
     Raises:
         RequestError: Another value.
@@ -571,8 +575,16 @@ def refuse_arguments(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if name not in ABSENT_ARGUMENTS:
             raise TypeError(f"unexpected keyword argument {name!r}")
-        if value is not None:
+        if not changes_nothing(name, value):
             raise RequestError(f"not supported yet: {name}={value!r}; leave it out")
+
+
+def changes_nothing(name: str, value: object) -> bool:
+    """Whether an absent argument, or key of a prompt, is empty apart from keys without effect."""
+    if isinstance(value, Mapping):
+        hints = _HINT_KEYS.get(name, ())
+        return all(key in hints or is_neutral(part, _EMPTY) for key, part in value.items())
+    return is_neutral(value, _EMPTY)
 
 
 def _refuse_unless_neutral(name: str, value: object) -> None:

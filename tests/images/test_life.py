@@ -226,7 +226,7 @@ def test_what_goes_with_text_alone_is_refused_with_images(family: MakeFamily) ->
             lora_request=LoRARequest("pirate", 1, "examples/adapters/pirate"),
         )
     with pytest.raises(ConfigError, match=r"limit_mm_per_prompt is .* a mapping like"):
-        EngineArgs(model="m", limit_mm_per_prompt={"video": 1})
+        EngineArgs(model="m", limit_mm_per_prompt={"images": 1})
 
 
 def test_names_of_cached_images_have_no_effect() -> None:

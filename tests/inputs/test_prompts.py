@@ -67,6 +67,11 @@ def test_all_forms_become_one(
             None,
             "the prompt has prompt_embeds, which is not supported: prompts are text, token ids and",
         ),
+        (
+            {"prompt": "a", "mm_processor_kwargs": {"do_resize": False}},
+            None,
+            "the prompt has mm_processor_kwargs, which is not supported",
+        ),
         ({"prompt": "a", "cache_salt": 5}, None, "cache_salt of the prompt is 5; it must be a str"),
         ({"prompt": "a", "cache_salt": ""}, None, "cache_salt of the prompt is ''"),
         ([{"prompt": 3}], None, "prompt 0 is"),
@@ -79,6 +84,12 @@ def test_all_forms_become_one(
 def test_other_forms_are_refused(prompts: Any, prompt_token_ids: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         parse_prompts(prompts, prompt_token_ids)
+
+
+@pytest.mark.parametrize("given", [{}, {"fps": [2.0], "do_sample_frames": False}, {"size": None}])
+def test_options_of_videos_have_no_effect(given: dict[str, Any]) -> None:
+    prompt: Any = {"prompt": "a", "mm_processor_kwargs": given}
+    assert parse_prompts(prompt) == parse_prompts("a")
 
 
 def test_text_is_encoded() -> None:

@@ -14,12 +14,15 @@ MAX_IMAGES: Final = 16
 def _limit_of_images(name: str, value: object) -> dict[str, int]:
     """Check an option: a mapping of ``image`` to the maximum number of images per prompt.
 
-    That of audio, of which a prompt has one at most, has no effect; that of other kinds, which no
-    model accepts, may be 0.
+    Those of audio, of which a prompt has one at most, and of videos, which no model accepts, have
+    no effect; those of other kinds may be 0.
     """
     limits = checks.mapping(name, value)
-    if any(limits[kind] != 0 for kind in set(limits) - {"image", "audio"}):
-        accepted = 'a mapping like {"image": 4}, in which "audio" has no effect and others may be 0'
+    if any(limits[kind] != 0 for kind in set(limits) - {"image", "audio", "video"}):
+        accepted = (
+            'a mapping like {"image": 4}, in which "audio" and "video" have no effect and others '
+            "may be 0"
+        )
         checks.refuse(name, value, accepted)
     return {kind: checks.count(0)(name, most) for kind, most in limits.items()}
 

@@ -12,6 +12,7 @@ from pagedserve.inputs.images import images_of
 from pagedserve.inputs.speech import TASKS, SpeechTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
+from pagedserve.vllm_names import changes_nothing
 
 if TYPE_CHECKING:
     from pagedserve.inputs.images import GivenImage
@@ -254,7 +255,7 @@ def _is_branch(branch: object) -> bool:
 
 def _refuse_absent(prompt: Mapping[str, object], name: str) -> None:
     for key, value in prompt.items():
-        if key in _ABSENT_KEYS and value is not None:
+        if key in _ABSENT_KEYS and not changes_nothing(key, value):
             raise RequestError(
                 f"{name} has {key}, which is not supported: prompts are text, token ids and images"
             )
