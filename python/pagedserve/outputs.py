@@ -23,22 +23,22 @@ class Logprob:
 
     Attributes:
         logprob: Natural logarithm of the token's probability.
-        rank: Rank among all tokens of the vocabulary; 1 is the most likely.
+        rank: Rank among all tokens of the vocabulary; 1 is the most likely.  An engine sets it.
         decoded_token: Text of the token alone; None without detokenization.
     """
 
     logprob: float
-    rank: int
-    decoded_token: str | None
+    rank: int = None  # type: ignore[assignment]  # those of an engine have it
+    decoded_token: str | None = None
 
 
 # Logprobs of one position, by token id: the sampled token, then the most likely tokens.
 Logprobs: TypeAlias = Sequence[dict[int, Logprob]]
 
 
-@dataclass(slots=True)
+@dataclass
 class CompletionOutput:
-    """One completion of a prompt.
+    """One completion of a prompt; further attributes can be set.
 
     Attributes:
         index: Index of the completion within the request.
@@ -58,6 +58,7 @@ class CompletionOutput:
         lora_request: Adapter that generated it.
         label_logprobs: Log-probabilities of the labels of its branch, as the next token; None for a
             prompt without branches.
+        routed_experts: None, as in vLLM unless requested.
     """
 
     index: int
@@ -69,6 +70,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
     label_logprobs: list[float] | None = None
+    routed_experts: None = None
 
     def finished(self) -> bool:
         """Whether the completion has ended."""
@@ -157,9 +159,9 @@ class RequestMetrics:
         return None if seconds is None or num_tokens <= 1 else seconds / (num_tokens - 1)
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestOutput:
-    """Output of a request so far.
+    """Output of a request so far; further attributes can be set.
 
     Attributes:
         request_id: Request id, as given to ``add_request``.
@@ -171,13 +173,14 @@ class RequestOutput:
         outputs: Completions: best first with ``best_of`` above ``n`` and with beam search, else in
             the order of their indices.
         finished: Whether this is the last output of the request.
-        metrics: Timestamps and counters of the request.
+        metrics: Timestamps and counters of the request; an engine sets it.
         lora_request: Adapter that the request used.
         encoder_prompt: Text of the encoder's prompt; None if it was given as token ids, or if the
             model has no encoder.
         encoder_prompt_token_ids: Its token ids; None if the model has no encoder.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran; None before.
         pooled: Vector of a pooling model, float32 ``[F]``.
+        kv_transfer_params: None, as in vLLM without KV transfer.
     """
 
     request_id: str
@@ -186,12 +189,13 @@ class RequestOutput:
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    metrics: RequestMetrics
+    metrics: RequestMetrics = None  # type: ignore[assignment]  # those of an engine have it
     lora_request: LoRARequest | None = None
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
     pooled: "NDArray[np.float32] | None" = None
+    kv_transfer_params: None = None
 
     def add(self, later: Self) -> None:
         """Append the delta that follows this one."""
