@@ -98,7 +98,9 @@ def test_options_are_assigned_before_the_engine_is_created(model: str) -> None:
 
 def test_an_engine_keeps_the_options_it_was_created_with(model: str) -> None:
     engine_args = EngineArgs(model, load_format="dummy", device="cpu", num_gpu_blocks=32)
-    engine = LLMEngine.from_engine_args(engine_args)
+    engine = LLMEngine.from_engine_args(
+        engine_args, stat_loggers=None, enable_multiprocessing=False
+    )
     engine_args.model = "absent"
     assert engine.get_tokenizer().decode([5, 17]) == "5 17"
 

@@ -130,7 +130,11 @@ class LLM(ModelOwner):
         return self._default_params.clone()
 
     @in_turn
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(
+        self,
+        reset_running_requests: bool | None = False,  # noqa: ARG002  # no request is running
+        reset_connector: bool = False,  # noqa: ARG002  # no connector exists
+    ) -> bool:
         """Drop every cached prefix.
 
         Returns:

@@ -9,7 +9,7 @@ import argparse
 import ast
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import wraps
@@ -285,7 +285,11 @@ class AbsentArguments(TypedDict, total=False):
     tokenization_kwargs: Mapping[str, Any] | None
     mm_processor_kwargs: Mapping[str, Any] | None
     trace_headers: None
-    stat_loggers: None
+    stat_loggers: Sequence[object] | None
+    data_parallel_rank: None
+    prompt_text: None
+    reasoning_ended: None
+    reasoning_parser_kwargs: None
 
 
 class AbsentPoolingArguments(AbsentArguments, total=False):

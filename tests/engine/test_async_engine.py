@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -372,6 +372,26 @@ def test_a_model_that_cannot_be_made_is_said_at_once() -> None:
     with pytest.raises(RequestError, match="no such model"):
         engine.wait_until_ready()
     assert not engine.is_running
+
+
+def test_neutral_arguments_of_vllm_have_no_effect(formula: FormulaModel) -> None:
+    async def test() -> None:
+        async with running(formula, enable_prefix_caching=True) as (engine, behind):
+            assert engine.engine is behind
+            engine.start_background_loop()
+            neutral: dict[str, Any] = {"data_parallel_rank": None, "prompt_text": None}
+            async for output in engine.generate(PROMPT, params(), "a", **neutral):
+                assert output.outputs
+            with pytest.raises(RequestError, match="not supported yet: data_parallel_rank=1"):
+                await anext(engine.generate(PROMPT, params(), "a", data_parallel_rank=cast(Any, 1)))
+            await engine.abort("a", internal=False)
+            assert await engine.reset_prefix_cache(None)
+            assert behind.reset_prefix_cache(True, False)
+            assert not await engine.is_tracing_enabled()
+            assert not await engine.is_sleeping()
+            engine.shutdown(timeout=1)
+
+    run(test())
 
 
 def test_the_prefix_cache_is_reset_between_steps(formula: FormulaModel) -> None:

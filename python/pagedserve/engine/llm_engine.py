@@ -144,8 +144,11 @@ class LLMEngine(ModelOwner):
         cls,
         engine_args: EngineArgs,
         usage_context: object = None,  # noqa: ARG003  # no usage is reported
+        stat_loggers: Sequence[object] | None = None,
+        enable_multiprocessing: bool = False,  # noqa: ARG003  # the executor decides
     ) -> "LLMEngine":
         """Create an engine from ``engine_args``; the same as calling the class."""
+        refuse_arguments({"stat_loggers": stat_loggers})
         return cls(engine_args)
 
     @property
@@ -223,7 +226,11 @@ class LLMEngine(ModelOwner):
         logger.info("%s", self.stats_line(self._log_line))
 
     @exclusive
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(
+        self,
+        reset_running_requests: bool | None = False,  # noqa: ARG002  # a running request keeps its
+        reset_connector: bool = False,  # noqa: ARG002  # blocks, and no connector exists
+    ) -> bool:
         """Drop every cached prefix.
 
         Returns:
