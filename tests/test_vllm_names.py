@@ -162,16 +162,17 @@ def test_other_names_of_the_same_option() -> None:
     assert EngineArgs("smollm2", **options) == named
 
 
+@pytest.mark.parametrize("name", ["task", "convert"])
 @pytest.mark.parametrize("task", ["embed", "embedding", "classify", "score"])
-def test_a_task_of_pooling_is_a_runner(task: str) -> None:
-    options: dict[str, Any] = {"task": task}
+def test_a_task_of_pooling_is_a_runner(name: str, task: str) -> None:
+    options: dict[str, Any] = {name: task}
     pooling = EngineArgs("a", runner="pooling")
     assert EngineArgs("a", **options) == EngineArgs("a", runner="pooling", **options) == pooling
     assert EngineArgs("a", runner=None, **options) == pooling
     assert EngineArgs("a", **options, runner=None) == pooling
-    with pytest.raises(ConfigError, match="task and runner are the same option"):
+    with pytest.raises(ConfigError, match=f"{name} and runner are the same option"):
         EngineArgs("a", runner="generate", **options)
-    with pytest.raises(ConfigError, match="runner and task are the same option"):
+    with pytest.raises(ConfigError, match=f"runner and {name} are the same option"):
         EngineArgs("a", **options, runner="generate")
 
 

@@ -31,6 +31,7 @@ from pagedserve.inputs.prompts import (
     match_priorities,
     parse_prompt,
     parse_prompts,
+    truncation_of,
 )
 from pagedserve.lora.request import LoRARequest, match_lora_requests
 from pagedserve.outputs import (
@@ -396,7 +397,8 @@ class LLM(ModelOwner):
             truncate_prompt_tokens: In place of that of ``pooling_params``, unless it is None.
             use_tqdm: As in ``generate``.
             pooling_task: Task of the vectors; "encode" is the model's default.
-            **absent: As in ``generate``.
+            **absent: As in ``generate``; ``tokenization_kwargs`` may have
+                ``truncate_prompt_tokens``.
 
         Returns:
             The vectors in the order of the prompts.
@@ -405,9 +407,12 @@ class LLM(ModelOwner):
             RequestError: A prompt or parameter is not accepted, or the model is a generative one;
                 the message names it and the reason.
         """
+        kwargs_truncation = truncation_of(absent.pop("tokenization_kwargs", None))
         refuse_arguments(absent)
         parsed = parse_prompts(prompts)
         matched = match_pooling_params(pooling_params, len(parsed))
+        if truncate_prompt_tokens is None:
+            truncate_prompt_tokens = kwargs_truncation
         if truncate_prompt_tokens is not None:
             matched = [
                 replace(params, truncate_prompt_tokens=truncate_prompt_tokens) for params in matched

@@ -28,7 +28,7 @@ ALIASES: Final = {
     "kv_cache_memory_bytes": "kv_cache_memory",
 }
 
-# Values of vLLM's former option ``task`` that are ``runner="pooling"``.
+# Values of vLLM's ``convert``, and of its former option ``task``, that are ``runner="pooling"``.
 _POOLING_TASKS: Final = ("embed", "embedding", "classify", "score")
 
 # vLLM's short options -> names, ours or vLLM's.
@@ -564,7 +564,7 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
 
 def _own_option(name: str, value: object) -> tuple[str, object]:
     """Name and value here of an option by our name or vLLM's."""
-    if name == "task" and value in _POOLING_TASKS:
+    if name in ("task", "convert") and value in _POOLING_TASKS:
         return "runner", "pooling"
     return ALIASES.get(name, name), value
 

@@ -141,6 +141,9 @@ def test_parameters_may_be_given_for_each_prompt(save_bare: SaveEncoder) -> None
     assert [output.prompt_token_ids for output in outputs] == [prompt[:5] for prompt in PROMPTS[:3]]
     (vector, *_) = llm.encode(given, params, truncate_prompt_tokens=5, use_tqdm=False)
     assert (len(vector.outputs.data), vector.prompt_token_ids) == (6, PROMPTS[0][:5])
+    kwargs = {"truncate_prompt_tokens": 5, "add_special_tokens": True}
+    (same, *_) = llm.embed(given, tokenization_kwargs=kwargs, use_tqdm=False)
+    assert same.prompt_token_ids == PROMPTS[0][:5]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,10 @@ def test_parameters_may_be_given_for_each_prompt(save_bare: SaveEncoder) -> None
         ({"pooling_params": [PoolingParams(), 5]}, r"pooling_params is \[.*it must be one Pooling"),
         ({"pooling_params": SamplingParams()}, "pooling_params is SamplingParams.*it must be one"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be at least 1"),
+        (
+            {"tokenization_kwargs": {"add_special_tokens": False}},
+            "not supported yet: tokenization_kwargs={'add_special_tokens': False}",
+        ),
         ({"lora_request": "a"}, "not supported yet: lora_request='a'; leave it out"),
     ],
 )

@@ -12,7 +12,7 @@ from pagedserve.inputs.images import images_of
 from pagedserve.inputs.speech import TASKS, SpeechTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
-from pagedserve.vllm_names import changes_nothing
+from pagedserve.vllm_names import changes_nothing, refuse_arguments
 
 if TYPE_CHECKING:
     from pagedserve.inputs.images import GivenImage
@@ -380,6 +380,20 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
             f"{len(priorities)} priorities for {num_prompts} prompts; give one for all or one each"
         )
     return list(priorities)
+
+
+def truncation_of(tokenization_kwargs: Mapping[str, Any] | None) -> int | None:
+    """Return ``truncate_prompt_tokens`` of ``tokenization_kwargs``.
+
+    Raises:
+        RequestError: They have other options that change something.
+    """
+    options = dict(tokenization_kwargs or {})
+    truncation: int | None = options.pop("truncate_prompt_tokens", None)
+    if options.get("add_special_tokens") is True:  # as always
+        del options["add_special_tokens"]
+    refuse_arguments({"tokenization_kwargs": options})
+    return truncation
 
 
 # Of a request; the core's integers have 64 bits.
