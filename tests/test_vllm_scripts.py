@@ -33,6 +33,7 @@ from pagedserve.server.metrics import Metrics
 from tests.support.tiny import save_tiny_llama
 
 ROLES = "{% for message in messages %}{{ message.content }} {% endfor %}"
+PARTS = "{% for message in messages %}{{ message.content[0].text }} {% endfor %}"
 # What scripts for one GPU pass along.
 USUAL: dict[str, Any] = {
     "trust_remote_code": False,
@@ -152,6 +153,11 @@ def test_chat(llm: LLM) -> None:
     ]
     params = SamplingParams(temperature=0, max_tokens=4)
     outputs = llm.chat(conversation, params, use_tqdm=False, chat_template=ROLES)
+    openai: Any = {"chat_template_content_format": "openai", "chat_template": PARTS}
+    (same,) = llm.chat(conversation, params, use_tqdm=False, **openai)
+    assert same.prompt == outputs[0].prompt
+    with pytest.raises(RequestError, match="format is 'parts'; it must be one of auto, string, op"):
+        llm.chat(conversation, params, **openai | {"chat_template_content_format": "parts"})
     assert outputs[0].prompt == "5 17 3 8 "
     assert outputs[0].prompt_token_ids == [5, 17, 3, 8]
     several = llm.chat([conversation] * 3, params, use_tqdm=False, chat_template=ROLES)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, SupportsIndex, Unpack
 
 import pagedserve.checks as checks
 import pagedserve.output.pooling as vectors
@@ -58,6 +58,8 @@ if TYPE_CHECKING:  # what a method alone uses is imported when it is called
     from pagedserve.decisions.prompts import DecisionPrompts
     from pagedserve.decisions.questions import Question
     from pagedserve.metrics import Metric
+
+_CONTENT_FORMAT: Final = checks.choice(("auto", "string", "openai"))
 
 
 class LLM(ModelOwner):
@@ -220,7 +222,7 @@ class LLM(ModelOwner):
         use_tqdm: UseTqdm = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
-        chat_template_content_format: Literal["auto", "string"] = "auto",
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -236,7 +238,8 @@ class LLM(ModelOwner):
             use_tqdm: As in ``generate``.
             lora_request: As in ``generate``.
             chat_template: Template to use instead of the model's: a file, or the template itself.
-            chat_template_content_format: "auto" or "string"; text parts are joined to one string.
+            chat_template_content_format: "auto" or "string": text parts are joined to one string;
+                "openai": the template gets a list of parts.
             add_generation_prompt: Append the prompt that starts the assistant's reply.
             continue_final_message: Leave the last message open, so that generation continues it.
             tools: Tool definitions passed to the template.
@@ -251,10 +254,7 @@ class LLM(ModelOwner):
             ConfigError: The template file cannot be read.
         """
         chat_template = read_chat_template(chat_template)
-        if chat_template_content_format not in ("auto", "string"):
-            checks.refuse(
-                "chat_template_content_format", chat_template_content_format, "auto or string"
-            )
+        _CONTENT_FORMAT("chat_template_content_format", chat_template_content_format)
         prompts = [
             chat_prompt(
                 self.llm_engine.input_processor.tokenizer,
@@ -265,6 +265,7 @@ class LLM(ModelOwner):
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
                 images=self.llm_engine.model_info.images,
+                keeps_parts=chat_template_content_format == "openai",
             )
             for conversation in conversations_of(messages)
         ]

@@ -47,6 +47,17 @@ def test_parts_of_text_are_one_text(tokenizer: PreTrainedTokenizerFast) -> None:
     assert prompt.get("prompt") == "user hello\nthere . assistant"
 
 
+def test_a_template_gets_parts_where_they_are_requested(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    template = "{% for part in messages[0].content %}{{ part.text }} . {% endfor %}"
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]
+    for content, said in (("hello", "hello ."), (parts, "hello . there .")):
+        messages: Any = [{"role": "user", "content": content}]
+        prompt = chat_prompt(tokenizer, messages, chat_template=template, keeps_parts=True)
+        assert words(prompt) == said
+
+
 def test_a_refusal_of_the_assistant_is_its_text(tokenizer: PreTrainedTokenizerFast) -> None:
     part = {"type": "refusal", "refusal": "there"}
     fields: list[Any] = [{"content": [part]}, {"content": None, "refusal": "there"}]

@@ -68,6 +68,7 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     images: ImageRules | str = TEXT_ALONE,
+    keeps_parts: bool = False,
 ) -> TokensPrompt:
     """Render a conversation to the prompt of a model.
 
@@ -83,6 +84,8 @@ def chat_prompt(
         tools: Tool definitions passed to the template.
         chat_template_kwargs: Further variables of the template.
         images: Rules for images in prompts, or the reason why they are refused.
+        keeps_parts: Pass contents to the template as lists of parts; False does so with images, for
+            a template that iterates over them.
 
     Raises:
         RequestError: No chat template, an unsupported content part, or messages that the template
@@ -99,7 +102,7 @@ def chat_prompt(
     conversation = _with_known_roles(conversation, chat_template or tokenizer.chat_template)
     found = [part for message in conversation for part in _images_of(message)]
     _check_images(found, images)
-    takes_parts = isinstance(images, ImageRules) and _takes_parts(render)
+    takes_parts = keeps_parts or (isinstance(images, ImageRules) and _takes_parts(render))
     token = images.token if isinstance(images, ImageRules) else ""
     try:
         messages = [_rendered(message, token, takes_parts=takes_parts) for message in conversation]
