@@ -170,7 +170,7 @@ IDS = "a list of token ids"
         ("min_p", 1.1, "from 0 to 1"),
         ("top_n_sigma", -1.5, "a number, at least -1; 0 or less keeps all tokens"),
         ("top_n_sigma", math.inf, "a number, at least -1"),
-        ("thinking_token_budget", -1, "an integer, at least 0, or None for no budget"),
+        ("thinking_token_budget", -2, "an integer, at least 0, or -1 or None for none"),
         ("thinking_token_budget", 1.5, "an integer"),
         ("seed", -2, "at least 0, or -1 or None for none"),
         ("seed", "x", "an integer"),

@@ -33,8 +33,9 @@ def test_an_engine_says_what_as_many_as_there_are_means() -> None:
     assert plain.resolved(max_model_len=10, vocab_size=7) == plain
 
 
-def test_minus_one_is_no_seed() -> None:
+def test_minus_one_is_no_seed_and_no_budget() -> None:
     assert SamplingParams(seed=-1) == SamplingParams()
+    assert SamplingParams(thinking_token_budget=-1) == SamplingParams()
 
 
 def test_a_clone_goes_its_own_way() -> None:

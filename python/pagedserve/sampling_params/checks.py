@@ -47,8 +47,8 @@ def temperature(name: str, value: object) -> float:
     return number if number >= _GREEDY_BELOW else 0.0
 
 
-def seed(name: str, value: object) -> int | None:
-    """A seed; -1 means no seed, as in vLLM."""
+def minus_one_is_none(name: str, value: object) -> int | None:
+    """An integer of at least 0, as a seed; -1 is None, as in vLLM."""
     number = checks.optional(checks.integer("at least 0, or -1 or None for none", low=-1))(
         name, value
     )

@@ -118,7 +118,7 @@ class SamplingOptions:
     )
     seed: OptionalInteger = parameter(
         None,
-        own_checks.seed,
+        own_checks.minus_one_is_none,
         "Seed of the request's random numbers, which gives the same tokens in any batch; -1 is "
         "none.",
         concern="parallel sampling",
@@ -302,9 +302,9 @@ class SamplingOptions:
     )
     thinking_token_budget: OptionalInteger = parameter(
         None,
-        checks.optional(checks.integer("at least 0, or None for no budget", low=0)),
-        "Maximum number of tokens of the model's reasoning, whose end tag follows then; "
-        "structured_outputs hold the text after it. docs/tools.md describes it.",
+        own_checks.minus_one_is_none,
+        "Maximum number of tokens of the model's reasoning, whose end tag follows then; -1 is "
+        "none; structured_outputs hold the text after it. docs/tools.md describes it.",
         concern="length",
         unset="no budget",
     )
