@@ -3,7 +3,7 @@
 from typing import Any
 
 from pagedserve import CompletionOutput, RequestOutput
-from pagedserve.outputs import Logprob
+from pagedserve.outputs import Logprob, RequestMetrics
 
 
 def test_outputs_need_only_what_has_no_default() -> None:
@@ -21,3 +21,11 @@ def test_attributes_can_be_added_and_listed() -> None:
     output.is_final = True
     assert vars(completion)["delta_text"] == vars(completion)["text"] == "a"
     assert (output.__dict__["request_id"], vars(output)["is_final"]) == ("7", True)
+
+
+def test_metrics_have_the_names_of_newer_releases_too() -> None:
+    metrics = RequestMetrics(3.0)
+    assert (metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_latency) == (3.0, 0.0, 0.0)
+    metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time = 4.0, 5.0, 7.0
+    assert (metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts) == (4.0, 5.0, 7.0)
+    assert metrics.first_token_latency == metrics.time_to_first_token == 2.0

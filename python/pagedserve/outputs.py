@@ -125,6 +125,31 @@ class RequestMetrics:
     num_accepted_prediction_tokens: int = 0
 
     @property
+    def queued_ts(self) -> float:
+        """``arrival_time``, under a name of newer releases of vLLM, as the next three."""
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float:
+        """``first_scheduled_time``; 0 before."""
+        return self.first_scheduled_time or 0.0
+
+    @property
+    def first_token_ts(self) -> float:
+        """``first_token_time``; 0 before."""
+        return self.first_token_time or 0.0
+
+    @property
+    def last_token_ts(self) -> float:
+        """``last_token_time``; 0 before."""
+        return self.last_token_time or 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """``time_to_first_token``; 0 before, as in vLLM."""
+        return self.time_to_first_token or 0.0
+
+    @property
     def time_in_queue(self) -> float | None:
         """Seconds from arrival to the first step that computed any of its tokens."""
         return seconds_between(self.arrival_time, self.first_scheduled_time)
