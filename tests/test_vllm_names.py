@@ -78,7 +78,7 @@ VLLM_NEWEST: dict[str, Any] = {
     "hf_overrides": {},
     "hf_token": None,
     "enable_sleep_mode": False,
-    "model_impl": "auto",
+    "model_impl": "vllm",
     "data_parallel_size": 1,
     "max_num_seqs": None,
     "block_size": None,
@@ -345,3 +345,7 @@ def test_a_script_parses_options_of_an_engine() -> None:
     assert AsyncEngineArgs.from_cli_args(namespace) == EngineArgs("smollm2", max_model_len=50)
     options: dict[str, Any] = {"enable_log_requests": False, "disable_log_requests": True}
     assert AsyncEngineArgs("a", **options) == EngineArgs("a")
+
+
+def test_no_adapters_are_accepted_without_enable_lora() -> None:
+    assert EngineArgs("a", max_loras=0).scheduler_options == EngineArgs("a").scheduler_options

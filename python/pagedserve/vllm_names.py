@@ -140,7 +140,7 @@ ABSENT_OPTIONS: Final[dict[str, Absent]] = {
     ),
     **_absent("skip_tokenizer_init", (False, None), "detokenize=False leaves text out"),
     **_absent("config_format", ("auto", "hf"), "models are in Hugging Face format or GGUF"),
-    **_absent("model_impl", ("auto", "transformers"), "models are transformers' classes"),
+    **_absent("model_impl", ("auto", "vllm", "transformers"), "models are transformers' classes"),
     **_absent("task", ("auto", "generate", None), "give runner"),
     **_absent("convert", ("auto", "none", None), "models do what they were trained for"),
     **_absent(

@@ -338,5 +338,5 @@ def test_an_adapter_that_is_removed_ends_with_its_requests(
 def test_options_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="max_cpu_loras is 2; it must be at least max_loras, 3"):
         EngineArgs("a", enable_lora=True, max_loras=3, max_cpu_loras=2)
-    with pytest.raises(ConfigError, match="max_loras is 0; it must be an integer, at least 1"):
+    with pytest.raises(ConfigError, match="max_loras is 0; it must be at least 1 with enable_lora"):
         EngineArgs("a", enable_lora=True, max_loras=0)

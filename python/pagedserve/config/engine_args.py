@@ -104,6 +104,8 @@ class EngineArgs(  # lists the fields of its last base first
                 f"block_size is {self.block_size}, and kv_cache_dtype is "
                 f"{self.kv_cache_dtype!r}, whose blocks have a multiple of 16 tokens"
             )
+        if self.enable_lora and self.max_loras == 0:
+            yield "max_loras is 0; it must be at least 1 with enable_lora"
         if self.enable_lora and (self.max_cpu_loras or self.max_loras) < self.max_loras:
             yield (
                 f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras, "

@@ -15,8 +15,9 @@ class LoRAArgs:
     )
     max_loras: int = option(
         4,
-        checks.count(),
-        "Maximum number of adapters per step, all of which are kept on the device.",
+        checks.count(0),
+        "Maximum number of adapters per step, all of which are kept on the device; at least 1 with "
+        "enable_lora.",
         concern="LoRA",
     )
     max_lora_rank: int = option(16, checks.count(), "Maximum rank of an adapter.", concern="LoRA")
