@@ -15,8 +15,10 @@ GRAMMAR_FAULT: Final = "the grammar cannot continue"
 NO_TOKEN_LEFT: Final = "no token is left to sample: the edited logits"
 
 
-# Clients look for these words, and then shorten the prompt.
-TOO_LONG: Final = "prompt is too long for the maximum context length"
+# Clients look for the words and numbers of OpenAI, Anthropic and vLLM, and then shorten the prompt.
+TOO_LONG: Final = (
+    "prompt is too long: {found}. This model's maximum context length is {max_model_len} tokens"
+)
 
 
 class PagedServeError(Exception):

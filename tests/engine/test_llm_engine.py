@@ -258,6 +258,7 @@ def test_requests_that_can_never_run_are_refused(formula: Any) -> None:
     assert "has 128 tokens; max_model_len is 128" in refuse(engine, ids(*([1] * 128)))
     text = refuse(engine, ids(*([1] * 17)))
     assert "17 tokens and needs 5 KV blocks of 4; the engine has 4" in text
+    assert text.startswith("prompt is too long: 17 tokens > 16 maximum. ")
     stop = SamplingParams(stop_token_ids=[formula.vocab_size])
     assert "from 0 to 256" in refuse(engine, ids(1), stop)
     narrow = formula.engine(max_num_batched_tokens=40)

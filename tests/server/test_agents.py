@@ -1,6 +1,7 @@
 """What agents send beyond what a chat does: tools beside a format of the text."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -71,6 +72,37 @@ def test_a_format_of_the_text_does_not_concern_a_required_call(client: openai.Op
     )
     (called,) = chat.choices[0].message.tool_calls
     assert json.loads(called.function.arguments)["name"] in CITY["properties"]["name"]["enum"]
+
+
+# How clients know that a prompt is too long for the model.
+TOO_LONG: Final = {
+    "goose, Cline, opencode": r"prompt is too long",
+    "litellm": r"(?i)this model's maximum context length is",
+    "fantasy, of OpenAI": (
+        r"maximum context length (?:is|of) (\d+) tokens.*?(?:resulted in|requested) ~?(\d+) tokens"
+    ),
+    "fantasy, of Anthropic": r"prompt is too long:\s*(\d+)\s*tokens?\s*>\s*(\d+)\s*maximum",
+    "Zed": r"^prompt is too long: (\d+) tokens",
+}
+
+
+def test_a_prompt_that_is_too_long_has_the_words_by_which_clients_compact(
+    client: openai.OpenAI,
+) -> None:
+    def refusal(size: int) -> str:
+        messages: Any = [{"role": "user", "content": "a" * size}]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="formula", messages=messages)
+        return str(caught.value.body["message"])  # type: ignore[index]
+
+    text = refusal(3000)
+    found = {name: re.search(pattern, text) for name, pattern in TOO_LONG.items()}
+    assert all(found.values()), (text, found)
+    size, most = map(int, re.findall(r"(\d+) tokens > (\d+) maximum", text)[0])
+    assert (size > 3000, most) == (True, 2047)
+    assert f"has {size} tokens; max_model_len is 2048" in text
+    for name in ("goose, Cline, opencode", "litellm"):
+        assert re.search(TOO_LONG[name], refusal(40_000)), name
 
 
 def body_of(**given: Any) -> ChatBody:

@@ -17,11 +17,12 @@ from pagedserve.engine.continuation import continue_behind
 from pagedserve.engine.grammars import LazyGrammarCompiler, grammar_of
 from pagedserve.engine.pooling_inputs import PoolingProcessor
 from pagedserve.engine.processors import ProcessorFactory, with_processors
+from pagedserve.engine.prompt_length import check_length
 from pagedserve.engine.request import Request, start_search
 from pagedserve.engine.row_sampler import OWN_DRAWS, DrawKey, RowSampler
 from pagedserve.engine.stats import request_time
 from pagedserve.engine.thinking import Thinking, ThinkingTags
-from pagedserve.errors import TOO_LONG, RequestError
+from pagedserve.errors import RequestError
 from pagedserve.executor.protocol import Adapter, Executor, ModelInfo
 from pagedserve.inputs.audio import AudioFeatures
 from pagedserve.inputs.branches import check_read_params
@@ -264,9 +265,7 @@ class InputProcessor:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         num_tokens = len(token_ids) - self._is_scored(token_ids, params)
         num_tokens += max((len(branch.token_ids) for branch in prompt.branches), default=0)
-        refusal = self.scheduler.prompt_refusal(num_tokens)
-        if refusal is not None:
-            raise RequestError(f"{TOO_LONG}: {name} {refusal}")
+        check_length(self.scheduler, num_tokens, self.max_model_len, name)
         return replace(tokenized, token_ids=token_ids), images
 
     def _check_generates(self, prompt: ParsedPrompt, name: str) -> None:

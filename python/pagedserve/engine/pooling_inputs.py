@@ -5,9 +5,10 @@ from functools import partial
 from typing import Final
 
 from pagedserve._core import Scheduler
+from pagedserve.engine.prompt_length import check_length, too_long
 from pagedserve.engine.request import Request
 from pagedserve.engine.row_sampler import RowSampler
-from pagedserve.errors import TOO_LONG, RequestError
+from pagedserve.errors import RequestError
 from pagedserve.inputs.prompts import ParsedPrompt, TokenizedPrompt, check_unicode, tokenize_prompt
 from pagedserve.output.stop import StopRule
 from pagedserve.outputs import RequestMetrics
@@ -96,15 +97,14 @@ class PoolingProcessor:
         tokenized = tokenize_prompt(prompt, name, encode=encode, vocab_size=self.vocab_size)
         token_ids = tokenized.token_ids[:most]
         if len(token_ids) > self.max_model_len:
-            raise RequestError(
-                f"{TOO_LONG}: {name} has {len(token_ids)} tokens; it must have at most "
-                f"{self.max_model_len}, "
+            why = (
+                f"{name} has {len(token_ids)} tokens; it must have at most {self.max_model_len}, "
                 "or truncate_prompt_tokens=-1 shortens it"
             )
+            most = self.max_model_len
+            raise too_long(len(token_ids), most=most, max_model_len=self.max_model_len, why=why)
         # No token follows it, so it may have max_model_len tokens.
-        refusal = self.scheduler.prompt_refusal(max(1, len(token_ids) - 1))
-        if refusal is not None:
-            raise RequestError(f"{TOO_LONG}: {name} {refusal}")
+        check_length(self.scheduler, max(1, len(token_ids) - 1), self.max_model_len, name)
         return replace(tokenized, token_ids=token_ids, pair_start=pair_start)
 
     def _encoded_pair(

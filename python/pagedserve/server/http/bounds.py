@@ -239,11 +239,14 @@ def check_texts(body: Mapping[str, Any], most: int) -> None:
     """Refuse a conversation with too many characters to render; see ``num_rendered``.
 
     Raises:
-        RequestError: It has more than ``most``.
+        RequestError: It has more than ``most``, which is ``CHARS_PER_TOKEN`` per token.
     """
     if (size := num_rendered(body)) > most:
         raise RequestError(
-            f"{TOO_LONG}: messages has {size} characters; at most {most} are accepted",
+            TOO_LONG.format(
+                found=f"messages has {size} characters; at most {most} are accepted",
+                max_model_len=most // CHARS_PER_TOKEN,
+            ),
             param="messages",
         )
 
