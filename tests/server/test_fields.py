@@ -411,6 +411,25 @@ def test_max_output_tokens_of_a_chat(shared: Served) -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize(
+    ("limits", "num_tokens"),
+    [
+        ({"options": {"num_predict": 3, "num_ctx": 4096}}, 3),
+        ({"options": {"num_predict": 3}, "max_tokens": 5}, 5),
+        ({"options": {"num_predict": 3}, "max_completion_tokens": 2}, 2),
+        ({"options": {"num_predict": -1}, "max_completion_tokens": 2}, 2),
+    ],
+)
+def test_ollamas_options_limit_a_chat(
+    shared: Served, limits: dict[str, Any], num_tokens: int
+) -> None:
+    """As goose's provider for Ollama sends them."""
+    given = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True} | limits
+    answer = shared.http.post("/v1/chat/completions", json=given)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == num_tokens
+
+
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:
     score = partial(choice, shared, prompt="x" * 128, echo=True, max_tokens=0, logprobs=1)
     logprobs = score()["logprobs"]

@@ -170,6 +170,14 @@ class StreamOptions(NullsLeftOut):
     continuous_usage_stats: bool = False
 
 
+class OllamaOptions(NullsLeftOut):
+    """Ollama's options in a chat of OpenAI's API, as goose sends them; others have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_predict: int | None = Field(default=None, ge=-2, description="-1 and -2 set no limit.")
+
+
 class JsonSchema(NullsLeftOut):
     """A JSON schema in OpenAI's format; enforced whether or not strict is set.
 

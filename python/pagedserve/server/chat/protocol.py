@@ -1,10 +1,10 @@
 """Request and response of a chat completion."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from pagedserve.server.fields import Messages, NullsLeftOut
+from pagedserve.server.fields import Messages, NullsLeftOut, OllamaOptions
 from pagedserve.server.protocol import Body, PromptLogprobs, TemplatedBody, UsageInfo
 from pagedserve.server.tools.fields import AllowedToolChoice, NamedTool, Tool
 
@@ -44,6 +44,15 @@ class ChatBody(Body, TemplatedBody):
     thinking: Thinking | None = Field(
         default=None, description="Another form of ``enable_thinking``; auto does not set it."
     )
+    options: OllamaOptions | None = None
+
+    @model_validator(mode="after")
+    def _limit(self) -> Self:
+        """Take the maximum of new tokens from Ollama's options if no other field has one."""
+        given = None if self.options is None else self.options.num_predict
+        if self.max_tokens is None and given not in (-1, -2):
+            self.max_tokens = given
+        return self
 
     @property
     def template_fields(self) -> dict[str, Any]:
