@@ -236,7 +236,7 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
             "output_config.format cannot be used at #",
         ),
         ({"stop_sequences": [""]}, "stop_sequences.0"),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17 strings"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences has 65 strings"),
         ({"extra_body": {"temperature": -1}}, "temperature is -1"),
         ({"extra_body": {"container": "x"}}, "container is 'x'; it is not supported here"),
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers is"),

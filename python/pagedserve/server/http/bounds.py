@@ -70,12 +70,12 @@ BOUNDS: Final = (
     Bound("prompt", MAX_PROMPTS, "prompts"),
     Bound("input", MAX_PROMPTS, "prompts or items"),
     Bound("stop", 1024, "characters"),
-    Bound("stop", 16, "strings"),  # each is searched in every text
+    Bound("stop", 64, "strings"),  # each is searched in every text
     Bound("stop[]", 1024, "characters"),
-    Bound("stop_sequences", 16, "strings"),
+    Bound("stop_sequences", 64, "strings"),
     Bound("stop_sequences[]", 1024, "characters"),
     Bound("options.stop", 1024, "characters"),  # of Ollama
-    Bound("options.stop", 16, "strings"),
+    Bound("options.stop", 64, "strings"),
     Bound("options.stop[]", 1024, "characters"),
     Bound("stop_token_ids", 1024, "token ids"),
     Bound("allowed_token_ids", VOCABULARY, "token ids"),
