@@ -7,6 +7,8 @@ import pytest
 from pagedserve.config.reasoning import REASONING_FORMATS
 from pagedserve.server.chat.answer_reader import AnswerReader
 from pagedserve.server.chat.protocol import ChatBody
+from tests.server.conftest import TEMPLATE, Serve
+from tests.server.test_completions import events
 
 USER = {"role": "user", "content": "Is <think> a tag?"}
 
@@ -55,3 +57,31 @@ def test_a_message_is_continued_where_it_ended(parser: str) -> None:
     assert continued("<think>x</think>It", " is.") == {"content": " is."}
     found = continued("<think>Let me", " see</think>Yes.")
     assert (found["reasoning"].strip(), found["content"]) == ("see", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("both", {"reasoning", "reasoning_content"}),
+        ("reasoning", {"reasoning"}),
+        ("reasoning_content", {"reasoning_content"}),
+    ],
+)
+def test_reasoning_has_the_names_that_the_server_gives_it(
+    serve: Serve, name: str, names: set[str]
+) -> None:
+    chat = {
+        "messages": [USER],
+        "max_tokens": 60,
+        "structured_outputs": {"choice": ["<think>so</think>Paris."]},
+    }
+    options = {"reasoning_parser": "qwen3", "reasoning_field": name}
+    with serve(chat_template=TEMPLATE, **options) as served:
+        whole = served.http.post("/v1/chat/completions", json=chat)
+        stream = served.http.post("/v1/chat/completions", json=chat | {"stream": True})
+    message = whole.json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Paris."} | dict.fromkeys(names, "so")
+    deltas = [event["choices"][0]["delta"] for event in events(stream)]
+    for found in ("reasoning", "reasoning_content"):
+        text = "".join(delta.get(found, "") for delta in deltas)
+        assert text == ("so" if found in names else "")

@@ -103,7 +103,7 @@ _OF_ANSWERS: Final = frozenset(
         *("served_model_name", "enable_prompt_tokens_details", "allow_unknown_fields"),
         *("lora_modules", "chat_template", "default_chat_template_kwargs"),
         *("response_role", "tool_call_parser"),
-        *("reasoning_parser", "trust_request_chat_template"),
+        *("reasoning_parser", "reasoning_field", "trust_request_chat_template"),
         *("tool_parser_plugin", "reasoning_parser_plugin", "generic_tool_calls", "close_schemas"),
     }
 )
@@ -271,6 +271,13 @@ class ServerArgs:
         f"{', '.join(REASONING_FORMATS)}, or one of a plug-in.",
         concern="chat and tool calls",
         unset="reasoning is part of the content",
+    )
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = option(
+        "both",
+        checks.choice(("both", "reasoning", "reasoning_content")),
+        "Name of the reasoning in messages and deltas of chats: vLLM's (reasoning), DeepSeek's "
+        "(reasoning_content), or both, which some clients cannot read.",
+        concern="chat and tool calls",
     )
     reasoning_parser_plugin: str | None = option(
         None,

@@ -328,7 +328,7 @@ class AnswerReader:
     def _reasoning(self, text: str) -> dict[str, Any]:
         if not text or not self.body.include_reasoning:
             return {}
-        return {"reasoning": text, "reasoning_content": text}  # vLLM's name, and DeepSeek's
+        return {"reasoning": text}
 
     def _fields(
         self, reading: Reading, text: str, *, is_last: bool, is_delta: bool

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, Final
 
 from pagedserve.errors import RequestError
 from pagedserve.inputs import Prompt, TokensPrompt
@@ -28,6 +28,9 @@ from pagedserve.server.params import (
     num_equal_choices,
     salted,
 )
+
+# Names of the reasoning: vLLM's and DeepSeek's.
+_BOTH: Final = ("reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,14 @@ async def chat_job(context: Context, body: ChatBody, answer_id: str) -> Generati
         params=chat.params,
         prompt_sizes=chat.prompt_sizes,
         make_prompts=chat.prompts,
-        choices=ChatChoices(body, chat.names, role, _echoed(body, role), chat.reader),
+        choices=ChatChoices(
+            body=body,
+            names=chat.names,
+            role=role,
+            echoed=_echoed(body, role),
+            reader=chat.reader,
+            reasoning_field=context.args.reasoning_field,
+        ),
         answer_id=answer_id,
         model=chat.model,
         lora_request=chat.lora_request,
@@ -151,7 +161,7 @@ def _echoed(body: ChatBody, role: str) -> str:
     return _last(body, "content") if body.echo and _last(body, "role") == role else ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ChatChoices:
     """Format of chat choices; see ``Choices``."""
 
@@ -160,6 +170,7 @@ class ChatChoices:
     role: str
     echoed: str
     reader: AnswerReader
+    reasoning_field: str
     kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
     prompt_field: str = "messages"
@@ -231,7 +242,11 @@ class ChatChoices:
         self, index: int, completion: CompletionOutput, *, is_delta: bool
     ) -> dict[str, Any]:
         is_last = completion.finish_reason is not None
-        return self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
+        fields = self.reader.fields(index, completion.text, is_last=is_last, is_delta=is_delta)
+        if (reasoning := fields.pop("reasoning", None)) is None:
+            return fields
+        names = _BOTH if self.reasoning_field == "both" else (self.reasoning_field,)
+        return dict.fromkeys(names, reasoning) | fields
 
     def _choice(self, index: int, completion: CompletionOutput) -> dict[str, Any]:
         logprobs = None
