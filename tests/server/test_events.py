@@ -157,7 +157,7 @@ def test_events_of_a_stream_that_fails(
         ("/v1/chat/completions", ": keep-alive\n\n", {"messages": HELLO, "max_tokens": 4}),
         ("/v1/responses", ": keep-alive\n\n", {"input": "x", "max_output_tokens": 4}),
         ("/v1/messages", "event: ping\n", {"messages": HELLO, "max_tokens": 4}),
-        ("/api/chat", " ", {"messages": HELLO, "options": {"num_predict": 4}}),
+        ("/api/chat", "{", {"messages": HELLO, "options": {"num_predict": 4}}),
     ],
 )
 def test_a_stream_starts_before_a_first_event_that_takes_long(
