@@ -388,6 +388,10 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
     harmless = {
         "prompt_cache_key": "a",
         "prompt_cache_options": {"mode": "explicit"},
+        "usage": {"include": True},
+        "include": ["usage"],
+        "provider": {"order": []},
+        "transforms": [],
         "model": "formula",
         "lora_path": "formula",
         "num_beams": 1,
@@ -409,6 +413,27 @@ def test_max_output_tokens_of_a_chat(shared: Served) -> None:
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2}
     answer = shared.http.post("/v1/chat/completions", json=given).json()
     assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"think": False}, "False "),
+        ({"think": "high"}, " high"),
+        ({"think": True, "chat_template_kwargs": {"enable_thinking": False}}, "False "),
+        ({"reasoning": {"effort": "low", "enabled": True}}, "True low"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, " high"),
+        ({"chat_template_args": {"enable_thinking": False}}, "False "),
+    ],
+)
+def test_other_names_of_variables_of_the_template(
+    serve: Serve, given: dict[str, Any], shown: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | given
+    with serve(chat_template="{{ enable_thinking }} {{ reasoning_effort }}") as served:
+        told = served.http.post("/v1/chat/completions", json=body | {"return_token_ids": True})
+    assert told.status_code == 200, told.text
+    assert told.json()["prompt_token_ids"] == encode(shown)
 
 
 @pytest.mark.parametrize(

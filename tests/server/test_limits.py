@@ -147,6 +147,10 @@ CASES: Final[dict[tuple[str, str], tuple[str, Callable[[int], dict[str, Any]]]]]
         "chat",
         lambda n: {"chat_template_kwargs": dict.fromkeys(texts(n), 1)},
     ),
+    ("chat_template_args", "variables"): (
+        "chat",
+        lambda n: {"chat_template_args": dict.fromkeys(texts(n), 1)},
+    ),
     ("tools", "tools"): (
         "chat",
         lambda n: {"tools": [*map(tool, texts(n))], "tool_choice": "none"},

@@ -31,6 +31,10 @@ HARMLESS: Final = frozenset(
         "user",
         "metadata",
         "store",
+        "usage",  # of OpenRouter, as the next three
+        "include",
+        "provider",
+        "transforms",
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
@@ -136,7 +140,10 @@ class TemplatedBody(SizedBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        validation_alias=AliasChoices("chat_template_kwargs", "chat_template_args"),
+    )
 
     @property
     def usable_tools(self) -> list[Tool]:

@@ -20,6 +20,17 @@ class Thinking(NullsLeftOut):
     type: Literal["enabled", "disabled", "auto"]
 
 
+class ReasoningSwitch(NullsLeftOut):
+    """Whether and how much to reason, in OpenRouter's form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = Field(
+        default=None, description="The variable ``enable_thinking`` of the chat template."
+    )
+
+
 class ChatBody(Body, TemplatedBody):
     """``POST /v1/chat/completions``."""
 
@@ -35,6 +46,11 @@ class ChatBody(Body, TemplatedBody):
     tools: list[Tool] | None = None
     tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
+    options: OllamaOptions | None = None
+    think: bool | ReasoningEffort | None = Field(
+        default=None, description="Ollama's name of ``enable_thinking`` or ``reasoning_effort``."
+    )
+    reasoning: ReasoningSwitch | None = None
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="A variable of the chat template, which may read it."
@@ -44,27 +60,12 @@ class ChatBody(Body, TemplatedBody):
     thinking: Thinking | None = Field(
         default=None, description="Another form of ``enable_thinking``; auto does not set it."
     )
-    options: OllamaOptions | None = None
-
-    @model_validator(mode="after")
-    def _limit(self) -> Self:
-        """Take the maximum of new tokens from Ollama's options if no other field has one."""
-        given = None if self.options is None else self.options.num_predict
-        if self.max_tokens is None and given not in (-1, -2):
-            self.max_tokens = given
-        return self
 
     @property
     def template_fields(self) -> dict[str, Any]:
         """Variables of the chat template that are fields."""
-        thinks = self.enable_thinking
-        if thinks is None and self.thinking is not None and self.thinking.type != "auto":
-            thinks = self.thinking.type == "enabled"
-        fields = {
-            "reasoning_effort": self.reasoning_effort,
-            "verbosity": self.verbosity,
-            "enable_thinking": thinks,
-        }
+        names = ("reasoning_effort", "verbosity", "enable_thinking")
+        fields = {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
     @property
@@ -82,6 +83,25 @@ class ChatBody(Body, TemplatedBody):
         if isinstance(self.tool_choice, AllowedToolChoice):
             return self.tool_choice.allowed_tools.mode
         return self.tool_choice or "auto"
+
+    @model_validator(mode="after")
+    def _take_other_names(self) -> Self:
+        """Take from fields of other APIs what no field of OpenAI's and vLLM's has."""
+        limit = None if self.options is None else self.options.num_predict
+        if self.max_tokens is None and limit not in (-1, -2):
+            self.max_tokens = limit
+        switch = self.reasoning or ReasoningSwitch()
+        thinks = [self.enable_thinking, switch.enabled]
+        efforts = [self.reasoning_effort, switch.effort]
+        if isinstance(self.think, bool):
+            thinks.insert(1, self.think)
+        else:
+            efforts.insert(1, self.think)
+        if self.thinking is not None and self.thinking.type != "auto":
+            thinks.append(self.thinking.type == "enabled")
+        self.enable_thinking = next((value for value in thinks if value is not None), None)
+        self.reasoning_effort = next((value for value in efforts if value is not None), None)
+        return self
 
 
 class TokenLogprob(BaseModel):

@@ -102,6 +102,7 @@ BOUNDS: Final = (
     Bound("state", MODEL_LENGTH, "elements"),
     Bound("chat_template", 1 << 18, "characters"),
     Bound("chat_template_kwargs", 128, "variables"),
+    Bound("chat_template_args", 128, "variables"),  # another name of it
     Bound("tools", 512, "tools"),
     Bound("text_1", 1024, "texts"),
     Bound("text_2", 1024, "texts"),
@@ -256,7 +257,8 @@ def num_rendered(body: Mapping[str, Any]) -> int:
 
     It is 0 without messages.
     """
-    shown = [body.get("system"), body.get("tools"), body.get("chat_template_kwargs")]
+    names = ("system", "tools", "chat_template_kwargs", "chat_template_args")
+    shown = [body.get(name) for name in names]
     messages = body.get("messages")
     if not isinstance(messages, list):
         return 0
