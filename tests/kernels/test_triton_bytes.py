@@ -83,9 +83,7 @@ def test_a_token_without_a_slot_is_not_written(device: torch.device) -> None:
 
 @pytest.mark.parametrize("cache_dtype", LEVELS)
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(
-    ("queries", "is_plain"), [(1, True), (1, False), (5, True), (40, False)]
-)
+@pytest.mark.parametrize(("queries", "is_plain"), [(1, True), (1, False), (5, True), (40, False)])
 def test_attention(
     device: torch.device,
     cache_dtype: KVCacheDtype,
