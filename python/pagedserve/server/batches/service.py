@@ -256,6 +256,7 @@ class BatchService:
         batch.request_counts.failed = output.num_errors
         batch.request_counts.completed = output.num_lines - output.num_errors
         self._num_bytes[batch.id] = output.file.tell()
+        self.files.drop_expired(self.check_unused)
         self.files.check_bytes(sum(self._num_bytes.values()))
 
     async def _finish(self, owner: bytes, batch: BatchObject, end: End) -> None:

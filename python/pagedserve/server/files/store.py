@@ -1,10 +1,12 @@
 """Contents of files in a directory, within a bound of their number and total size."""
 
+import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -17,6 +19,10 @@ from pagedserve.server.http.errors import ServerError
 MAX_FILES: Final = 10_000
 MAX_FILENAME_CHARS: Final = 256
 _SUFFIX: Final = ".content"
+# Expired files that are deleted at a time.
+_MAX_DROPPED: Final = 20
+
+logger = logging.getLogger(__name__)
 
 
 class FileStore:
@@ -163,19 +169,21 @@ class FileStore:
         return file
 
     def drop_expired(self, check_unused: Callable[[FileObject], None]) -> None:
-        """Delete files whose time has come.
+        """Delete expired files, at most `_MAX_DROPPED`, as the caller waits.
 
         Args:
             check_unused: Raises ``ServerError`` if a file is in use, which is then kept.
-
-        Raises:
-            OSError: One cannot be deleted.
         """
-        for _, file in self.records:
-            if file.expires_at is not None and file.expires_at <= time.time():
-                with suppress(ServerError):
-                    check_unused(file)
-                    self.delete(file)
+        now = time.time()
+        expired = (file for _, file in self.records if now >= (file.expires_at or math.inf))
+        for file in islice(expired, _MAX_DROPPED):
+            try:
+                check_unused(file)
+                self.delete(file)
+            except ServerError:
+                continue
+            except OSError:
+                logger.exception("the expired file %s cannot be deleted", file.id)
 
     def delete(self, file: FileObject) -> None:
         """Delete a file.
@@ -183,8 +191,8 @@ class FileStore:
         Raises:
             OSError: It cannot be deleted.
         """
-        self.records.delete(file)
         self.path(file.id).unlink(missing_ok=True)
+        self.records.delete(file)
         self.num_bytes -= file.bytes
 
     def page(self, owner: bytes, page: Page, purpose: str | None) -> dict[str, object]:

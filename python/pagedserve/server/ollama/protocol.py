@@ -5,7 +5,6 @@ are refused by name.
 """
 
 import logging
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -36,13 +35,16 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("logits_all", "vocab_only", "embedding_only"),
     }
 )
-# Number of unknown options that are logged once each.
-_MAX_LOGGED: Final = 1000
+# Names of unknown options, each logged once; further ones are not.
+_logged: Final[set[str]] = set()
+_MAX_LOGGED: Final = 100
 
 
-@lru_cache(maxsize=_MAX_LOGGED)
 def _log_unknown(name: str) -> None:
-    logger.warning("the unknown option %.80r of Ollama's API has no effect", name)
+    name = name[:80]
+    if name not in _logged and len(_logged) < _MAX_LOGGED:
+        _logged.add(name)
+        logger.warning("the unknown option %r of Ollama's API has no effect", name)
 
 
 class Options(NullsLeftOut):
