@@ -35,8 +35,8 @@ pub fn check_memory(num_blocks: usize, num_tokens: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "there is no memory for {num_blocks} blocks with {num_tokens} tokens each; the product \
-         must be smaller"
+        "there is no memory for {num_blocks} blocks with {num_tokens} tokens each; both must be \
+         smaller"
     )))
 }
 

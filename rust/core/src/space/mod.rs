@@ -81,9 +81,11 @@ impl BlockSpaceManager {
     ) -> Result<Self> {
         let block_size = config.block_size;
         let num_kept = if config.enable_prefix_caching { block_size } else { 0 };
-        let pools = config.groups.iter().map(|group| group.num_gpu_blocks);
-        (pools.chain([config.num_gpu_blocks]))
-            .try_for_each(|num_blocks| check_memory(num_blocks, num_kept))?;
+        let groups = config.groups.iter().map(|group| (group.num_gpu_blocks, group.num_cpu_blocks));
+        for (num_gpu, num_cpu) in groups.chain([(config.num_gpu_blocks, config.num_cpu_blocks)]) {
+            check_memory(num_gpu, num_kept)?;
+            check_memory(num_cpu, num_kept)?;
+        }
         let tier = |num_blocks| {
             if config.enable_prefix_caching {
                 let is_classic = config.choices.evict_blank_blocks_in_order;
