@@ -101,10 +101,12 @@ def test_arguments_with_a_value_are_not_the_prompt() -> None:
 
 def test_a_constraint_under_two_names_must_be_the_same() -> None:
     given: dict[str, Any] = {"structured_outputs": {"choice": ["a"]}}
-    same = SamplingParams(**given, guided_decoding={"choice": ["a"]})
-    assert same == SamplingParams(**given) == SamplingParams(**given, guided_decoding=None)
+    same, unset, other = (
+        given | {"guided_decoding": value} for value in ({"choice": ["a"]}, None, {"choice": ["b"]})
+    )
+    assert SamplingParams(**same) == SamplingParams(**given) == SamplingParams(**unset)
     with pytest.raises(RequestError, match="are the same option, and differ"):
-        SamplingParams(**given, guided_decoding={"choice": ["b"]})
+        SamplingParams(**other)
 
 
 def test_a_constraint_can_be_read_and_assigned_under_its_former_name() -> None:

@@ -277,19 +277,24 @@ ABSENT_PARAMS: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
-class AbsentArguments(TypedDict, total=False):
-    """Arguments of methods that are not supported; None and empty ones change nothing."""
+class AbsentNamedArguments(TypedDict, total=False):
+    """Arguments of methods that are not supported, and have no position in vLLM."""
 
-    prompt_adapter_request: None
     guided_options_request: None
     tokenization_kwargs: Mapping[str, Any] | None
     mm_processor_kwargs: Mapping[str, Any] | None
-    trace_headers: None
     stat_loggers: Sequence[object] | None
     data_parallel_rank: None
     prompt_text: None
     reasoning_ended: None
     reasoning_parser_kwargs: None
+
+
+class AbsentArguments(AbsentNamedArguments, total=False):
+    """Arguments of methods that are not supported; None and empty ones change nothing."""
+
+    prompt_adapter_request: None
+    trace_headers: None
 
 
 class AbsentPoolingArguments(AbsentArguments, total=False):
@@ -546,9 +551,9 @@ def own_options(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any
     names: dict[str, str] = {}
     for name, named in given.items():
         own_name, value = _own_option(name, named)
-        if value is None and (own_name != name or own_name in options):
+        if value in (None, "auto") and (own_name != name or own_name in options):
             continue
-        if options.get(own_name) not in (None, value):
+        if options.get(own_name) not in (None, "auto", value):
             raise ConfigError(f"{name} and {names[own_name]} are the same option: give one of them")
         names[own_name] = name
         if own_name in own:

@@ -165,7 +165,8 @@ def test_tags_that_are_tokens_begin_calls_beside_json() -> None:
     backend = Tokenizer.from_str(byte_tokenizer().backend_tokenizer.to_str())
     backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
     vocabulary = LLTokenizer(backend.to_str(), eos_token=EOS)
-    tag, inner = (backend.token_to_id(token) for token in ("[TOOL_CALLS]", "[ARGS]"))
+    tags: Any = map(backend.token_to_id, ("[TOOL_CALLS]", "[ARGS]"))
+    tag, inner = tags
     body = body_of(response_format=FORMAT)
     start = matcher(body, TOOL_FORMATS["mistral"], vocabulary, [[tag]])
     for tokens, length in (

@@ -153,7 +153,8 @@ def test_keywords_that_are_wrong_are_left_to_the_model(wrong: dict[str, Any]) ->
     grammar = grammar_of_calls(schemas, several=True)
     source = compiled_source(GrammarKey("lark", grammar, False, True), Trials(fault_of))
     start = LLMatcher(VOCABULARY, source, log_level=0)
-    value = {"array": [], "string": "", "number": 0.5}.get(str(wrong.get("type")), {})
+    values: dict[str, Any] = {"array": [], "string": "", "number": 0.5}
+    value: Any = values.get(str(wrong.get("type")), {})
     assert may_be_written(start, written("f", {"a": 1, "b": value}))
     assert may_be_written(start, written("g", {}))
     assert may_be_written(start, written("h", {"a": 1}))

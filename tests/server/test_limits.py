@@ -441,9 +441,12 @@ def test_a_message_has_a_role_and_a_content(
 def test_a_message_of_the_assistant_needs_no_content(large: Served) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "{}"}}
     asked = {"role": "user", "content": "x"}
+    given: tuple[dict[str, Any], ...] = (
+        {"content": ""}, {"content": None}, {}, {"content": None, "tool_calls": []}
+    )  # fmt: skip
     found = [
         post(large, "tokenize", {"messages": [asked, {"role": "assistant", **fields}, asked]})
-        for fields in ({"content": ""}, {"content": None}, {}, {"content": None, "tool_calls": []})
+        for fields in given
     ]
     assert len({answer.text for answer in found}) == 1
     assert found[0].status_code == 200

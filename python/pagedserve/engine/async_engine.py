@@ -38,7 +38,7 @@ from pagedserve.outputs import PoolingRequestOutput, RequestOutput
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.tokenizer import Tokenizer
-from pagedserve.vllm_names import AbsentArguments, refuse_arguments
+from pagedserve.vllm_names import AbsentArguments, AbsentNamedArguments, refuse_arguments
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class AsyncLLMEngine(ModelOwner):
         arrival_time: float | None = None,
         output_token_ids: Sequence[int] = (),
         draws: DrawKey = OWN_DRAWS,
-        **absent: Unpack[AbsentArguments],
+        **absent: Unpack[AbsentNamedArguments],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; see ``EngineClient.generate``.
 

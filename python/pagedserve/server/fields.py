@@ -175,7 +175,9 @@ class OllamaOptions(NullsLeftOut):
 
     model_config = ConfigDict(extra="ignore")
 
-    num_predict: int | None = Field(default=None, ge=-2, description="-1 and -2 set no limit.")
+    num_predict: int | None = Field(
+        default=None, ge=-2, le=2**31 - 1, description="-2, -1 and 0 set no limit."
+    )
 
 
 class JsonSchema(NullsLeftOut):

@@ -268,7 +268,7 @@ class AnswerReader:
         may_reason: Whether it may without a start tag, if texts of the format do: a grammar that
             alone holds it has no such text.
         is_held: Whether a grammar holds the calls that the model chooses to their form.
-        is_json: Whether a grammar holds a text without calls to JSON.
+        is_json: Whether ``response_format`` requires JSON of a text without calls.
     """
 
     body: ChatBody

@@ -89,7 +89,8 @@ async def prepare_chat(context: Context, body: ChatBody) -> PreparedChat:
     check_tools(body)
     reader = await context.text.answer_reader(body)
     reader.is_json = body.response_format is not None and body.response_format.type != "text"
-    starts = reader.tools.starts if reader.is_json and reader.tools is not None else ()
+    known = reader.tools if reader.is_json and body.usable_tools else None
+    starts = () if known is None or known.is_generic else known.starts
     shows_tags = await context.text.has_special(reader.tags)
     default = context.default_params.result()
     make_params = partial(

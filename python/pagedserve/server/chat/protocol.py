@@ -88,7 +88,7 @@ class ChatBody(Body, TemplatedBody):
     def _take_other_names(self) -> Self:
         """Take from fields of other APIs what no field of OpenAI's and vLLM's has."""
         limit = None if self.options is None else self.options.num_predict
-        if self.max_tokens is None and limit not in (-1, -2):
+        if self.max_tokens is None and limit is not None and limit > 0:
             self.max_tokens = limit
         switch = self.reasoning or ReasoningSwitch()
         thinks = [self.enable_thinking, switch.enabled]
