@@ -41,6 +41,8 @@ from pagedserve.tokenizer import Tokenizer
 
 # Replicas that may die during a request without a new token.
 _MAX_DEATHS: Final = 3
+# Seconds after which the request of a replica that shut down is sent again.
+_PAUSE: Final = 0.1
 # Seconds between two state requests to all replicas.
 _LOOK: Final = 1.0
 # Seconds that a replica has to end an aborted request; the server's drain waits a little longer.
@@ -209,6 +211,8 @@ class ReplicatedEngine:
             except (RayActorError, EngineDeadError) as end:
                 num_deaths += isinstance(end, RayActorError)
                 can_go_on = progress.is_known or not stream.has_begun
+                # One that shut down is routed to for a while.
+                await asyncio.sleep(0 if isinstance(end, RayActorError) else _PAUSE)
                 if num_deaths >= _MAX_DEATHS or not can_go_on or self._is_stopped:
                     raise self._error_after(end) from end
             else:

@@ -20,8 +20,9 @@ _MP3_TAG: Final = re.compile(
     _MP3_HEADER + rb"(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)\0\0\0(.)(.{4})(.{4})", re.DOTALL
 )
 _HAS_FRAMES_AND_BYTES: Final = 3
-# Part of the bytes after a tag that it must announce: other tags may follow the last frame.
+# Part of the bytes after a tag that it must announce, unless tags of other kinds follow.
 _TAGGED: Final = 0.99
+_TAGS_BEHIND: Final = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 # Bytes of the shortest frame, 8 kbit/s at 24 kHz.
 _MIN_FRAME_BYTES: Final = 24
 _MP3_RATES: Final = (44_100, 48_000, 32_000)
@@ -66,7 +67,8 @@ def _tagged(stream: bytes) -> bytes:
     tag = _MP3_TAG.match(stream, frame.start(1))
     if tag is not None and tag[1][0] & 3 == _HAS_FRAMES_AND_BYTES:
         num_bytes = int.from_bytes(tag[3], "big")
-        if num_bytes >= _TAGGED * (len(stream) - tag.start()):
+        is_all = num_bytes >= _TAGGED * (len(stream) - tag.start())
+        if is_all or stream.startswith(_TAGS_BEHIND, tag.start() + num_bytes):
             return stream
     return _tag(frame[1], len(stream) // _MIN_FRAME_BYTES + 1) + stream
 

@@ -382,13 +382,16 @@ def match_priorities(priority: object, num_prompts: int) -> list[int]:
     return list(priorities)
 
 
+_check_options = checks.optional(checks.mapping)
+
+
 def truncation_of(tokenization_kwargs: Mapping[str, Any] | None) -> int | None:
     """Return ``truncate_prompt_tokens`` of ``tokenization_kwargs``.
 
     Raises:
         RequestError: They have other options that change something.
     """
-    options = dict(tokenization_kwargs or {})
+    options = dict(_check_options("tokenization_kwargs", tokenization_kwargs) or {})
     truncation: int | None = options.pop("truncate_prompt_tokens", None)
     if options.get("add_special_tokens") is True:  # as always
         del options["add_special_tokens"]

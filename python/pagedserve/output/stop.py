@@ -202,7 +202,8 @@ def find_stop(
     """
     if rule.strings is None or num_tokens <= rule.min_tokens:
         return None
-    may_end = text.held_byte in rule.strings.last_bytes
+    held = text.held_byte
+    may_end = held is not None and held in rule.strings.last_bytes
     whole = text.text + (text.complete_rest() if may_end else "")
     if len(whole) == len(before.text):
         return None

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, Final, Self
 
 from pagedserve.config.options import describe
@@ -80,7 +81,7 @@ class SamplingParams(SamplingOptions):
         copied = object.__new__(type(self))
         for name in PARAMETERS:
             object.__setattr__(copied, name, getattr(self, name))
-        copied.extra_args = self.extra_args  # whose check copies the mapping
+        copied.extra_args = deepcopy(self.extra_args)
         return copied
 
     def check(self) -> None:

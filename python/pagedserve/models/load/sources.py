@@ -8,6 +8,7 @@ import difflib
 import importlib.util
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -106,16 +107,17 @@ def find_local_source(args: EngineArgs) -> ModelSource | None:
 
 
 def num_file_bytes(args: EngineArgs) -> int:
-    """Bytes of the files with the weights of an engine's model; 0 for random weights.
+    """Bytes of the files with the weights of a loaded model; 0 for random weights.
 
-    Raises:
-        ModelLoadError: as ``find_source``.
+    It is 0 too if the files are not on this machine any more.
     """
-    if args.load_format == "dummy":
+    source = None
+    with suppress(ModelLoadError):  # of a model that is made up
+        source = None if args.load_format == "dummy" else find_local_source(args)
+    if source is None:
         return 0
-    source = find_source(args)
     files = [source.path] if source.is_gguf else weight_files(source.path)
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in files if is_file(file))
 
 
 def _part_of(args: EngineArgs) -> Part:
