@@ -154,14 +154,14 @@ def test_keywords_that_are_wrong_are_left_to_the_model(wrong: dict[str, Any]) ->
     source = compiled_source(GrammarKey("lark", grammar, False, True), Trials(fault_of))
     start = LLMatcher(VOCABULARY, source, log_level=0)
     values: dict[str, Any] = {"array": [], "string": "", "number": 0.5}
-    value: Any = values.get(str(wrong.get("type")), {})
+    value = values.get(str(wrong.get("type")), {})
     assert may_be_written(start, written("f", {"a": 1, "b": value}))
     assert may_be_written(start, written("g", {}))
     assert may_be_written(start, written("h", {"a": 1}))
     for arguments in ({"a": "x", "b": value}, {"b": value}, {"a": 1, "b": value, "c": 1}):
         assert not may_be_written(start, written("f", arguments))
-    for name, arguments in (("h", {"a": "x"}), ("h", {}), ("g", [])):
-        assert not may_be_written(start, written(name, arguments))
+    for name, other in (("h", {"a": "x"}), ("h", {}), ("g", [])):
+        assert not may_be_written(start, written(name, other))
     strict = grammar_of_calls(schemas, several=True, is_strict=True)
     with pytest.raises(GrammarError):
         compiled_source(GrammarKey("lark", strict, False, True), Trials(fault_of))
