@@ -12,7 +12,7 @@ ToolMode: TypeAlias = Literal["none", "auto", "required"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Thinking(NullsLeftOut):
+class ThinkingSwitch(NullsLeftOut):
     """Whether to reason, in the form of DeepSeek and Zhipu."""
 
     model_config = ConfigDict(extra="ignore")
@@ -57,7 +57,7 @@ class ChatBody(Body, TemplatedBody):
     )
     verbosity: str | None = Field(default=None, description="Another such variable.")
     enable_thinking: bool | None = Field(default=None, description="Another such variable.")
-    thinking: Thinking | None = Field(
+    thinking: ThinkingSwitch | None = Field(
         default=None, description="Another form of ``enable_thinking``; auto does not set it."
     )
 
