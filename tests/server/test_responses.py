@@ -696,11 +696,6 @@ REFUSALS: Final[list[tuple[dict[str, Any], str, str]]] = [
         "tool_choice allows 'no'",
     ),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
-    (
-        {"tools": [WEATHER], "text": {"format": {"type": "json_object"}}},
-        "text",
-        "text.format is given with tools",
-    ),
     ({"text": {"format": {"type": "yaml"}}}, "text", "'yaml'"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text", "schema"),
     (
