@@ -13,7 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -159,6 +159,11 @@ class Job(ABC):
     finishes: list[str] = field(default_factory=list)
     last: dict[int, RequestOutput] = field(default_factory=dict)
     progress: dict[int, Progress] = field(default_factory=dict)
+
+    def same_request(self) -> dict[str, Any]:
+        """Return the arguments of a job for the same request with responses of another API."""
+        required = (each.name for each in fields(Job) if each.default_factory is MISSING)
+        return {name: getattr(self, name) for name in required}
 
     @property
     def num_prompts(self) -> int:

@@ -60,17 +60,7 @@ async def embed_job(
     asked_as = "input" if isinstance(body, EmbedBody) else "prompt"
     with renamed_fields({"input": asked_as}):
         job = await embedding_job(context, embedding, answer_id)
+    request = job.same_request()
     return OllamaEmbeddingJob(
-        context=context,
-        body=embedding,
-        params=job.params,
-        prompt_sizes=job.prompt_sizes,
-        make_prompts=job.make_prompts,
-        answer_id=answer_id,
-        model=job.model,
-        lora_request=job.lora_request,
-        rules=job.rules,
-        field=job.field,
-        shape=job.shape,
-        asked_as=asked_as,
+        **request, rules=job.rules, field=job.field, shape=job.shape, asked_as=asked_as
     )

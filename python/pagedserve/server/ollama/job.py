@@ -71,14 +71,7 @@ async def generate_job(context: Context, body: GenerateBody, answer_id: str) -> 
         job = await completion_job(context, completion, answer_id)
     detokenizer = await context.text.detokenizer(skip_special_tokens=True)
     return OllamaJob(
-        context=context,
-        body=completion,
-        params=job.params,
-        prompt_sizes=job.prompt_sizes,
-        make_prompts=job.make_prompts,
-        answer_id=answer_id,
-        model=job.model,
-        lora_request=job.lora_request,
+        **job.same_request(),
         names=TokenNames(detokenizer, as_ids=False),
         asked_as="prompt",
         num_top=body.top_logprobs if body.logprobs else None,
