@@ -146,6 +146,11 @@ class TemplatedBody(SizedBody):
     )
 
     @property
+    def template_fields(self) -> dict[str, Any]:
+        """Variables of the chat template that are fields."""
+        return {}
+
+    @property
     def usable_tools(self) -> list[Tool]:
         """Tools that the template shows."""
         return []

@@ -353,5 +353,4 @@ def _shows_system(render: Callable[[Conversation], TokensPrompt]) -> bool:
 
 def _variables_of(body: TemplatedBody) -> dict[str, Any]:
     """Further variables of the template that a request sets."""
-    given = body.chat_template_kwargs or {}
-    return body.template_fields | given if isinstance(body, ChatBody) else given
+    return body.template_fields | (body.chat_template_kwargs or {})
