@@ -211,10 +211,10 @@ class ReplicatedEngine:
             except (RayActorError, EngineDeadError) as end:
                 num_deaths += isinstance(end, RayActorError)
                 can_go_on = progress.is_known or not stream.has_begun
-                # One that shut down is routed to for a while.
-                await asyncio.sleep(0 if isinstance(end, RayActorError) else _PAUSE)
                 if num_deaths >= _MAX_DEATHS or not can_go_on or self._is_stopped:
                     raise self._error_after(end) from end
+                # One that shut down is routed to for a while.
+                await asyncio.sleep(0 if isinstance(end, RayActorError) else _PAUSE)
             else:
                 raise EngineDeadError("a replica has ended a stream that was not whole")
             if not stream.has_begun:
