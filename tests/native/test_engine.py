@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pagedserve import LLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from pagedserve.config.precision import Backend
 
 PROMPTS = [
     "The capital of France is",
@@ -15,41 +16,48 @@ PROMPTS = [
 GREEDY = SamplingParams(temperature=0, max_tokens=16, logprobs=3, prompt_logprobs=1)
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=7, n=2, max_tokens=16)
 EDITED = SamplingParams(temperature=0, repetition_penalty=1.3, logit_bias={5: -2.0}, max_tokens=16)
+WAYS = (GREEDY, SAMPLED, EDITED)
+BACKENDS: tuple[Backend, ...] = ("native", "torch")
+Pair = tuple[LLM, LLM]
+Answers = tuple[list[RequestOutput], list[RequestOutput]]
 
 
-def make(backend: Any, **options: Any) -> LLM:
-    return LLM(model="smollm2", backend=backend, **{"num_gpu_blocks": 256} | options)
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def pair(request: pytest.FixtureRequest) -> tuple[LLM, LLM]:
-    found, expected = (make(backend, dtype=request.param) for backend in ("native", "torch"))
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """The native and the torch backend."""
+    name = "quantization" if request.param == "int8" else "dtype"
+    given: dict[str, Any] = {name: request.param, "num_gpu_blocks": 256}
+    found, expected = (LLM("smollm2", backend=backend, **given) for backend in BACKENDS)
     return found, expected
 
 
-def answers(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
-    return llm.generate(PROMPTS, params, use_tqdm=False)
+@pytest.fixture(scope="module")
+def answers(pair: Pair) -> Answers:
+    """Each prompt in each way, all in one batch."""
+    prompts = [prompt for _ in WAYS for prompt in PROMPTS]
+    params = [way for way in WAYS for _ in PROMPTS]
+    found, expected = (llm.generate(prompts, params, use_tqdm=False) for llm in pair)
+    return found, expected
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, EDITED], ids=["greedy", "sampled", "edited"])
-def test_answers_are_those_of_torch(pair: tuple[LLM, LLM], params: SamplingParams) -> None:
-    found, expected = (answers(llm, params) for llm in pair)
-    for ours, theirs in zip(found, expected, strict=True):
+def test_answers_are_those_of_torch(answers: Answers) -> None:
+    for ours, theirs in zip(*answers, strict=True):
         for answer, other in zip(ours.outputs, theirs.outputs, strict=True):
             assert answer.token_ids == other.token_ids
             assert answer.finish_reason == other.finish_reason
             assert answer.text == other.text
 
 
-def test_sizes_of_files_and_weights_are_known(pair: tuple[LLM, LLM]) -> None:
+@pytest.mark.parametrize("pair", ["float32", "bfloat16"], indirect=True)
+def test_sizes_of_files_and_weights_are_known(pair: Pair) -> None:
     found, expected = (llm.llm_engine.model_info for llm in pair)
     assert found.file_bytes == expected.file_bytes > 50_000_000
     assert found.weight_bytes > 50_000_000
     assert expected.weight_bytes > 50_000_000
 
 
-def test_logprobs_are_those_of_torch(pair: tuple[LLM, LLM]) -> None:
-    found, expected = (answers(llm, GREEDY) for llm in pair)
+def test_logprobs_are_those_of_torch(answers: Answers) -> None:
+    found, expected = (outputs[: len(PROMPTS)] for outputs in answers)  # the greedy ones
     for ours, theirs in zip(found, expected, strict=True):
         for kept, others in (
             (ours.outputs[0].logprobs, theirs.outputs[0].logprobs),
@@ -80,21 +88,21 @@ FORKED = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=16, ignore_eos=
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, dict[str, list[list[int]]]]:
+def plain(pair: Pair) -> dict[str, dict[str, list[list[int]]]]:
     """Answers of the torch backend, with memory for all."""
-    engine = LLMEngine(EngineArgs("smollm2", backend="torch", num_gpu_blocks=256))
-    found = {"greedy": run(engine, LONG), "forked": run(engine, FORKED)}
-    engine.shutdown()
-    return found
+    engine = pair[1].llm_engine
+    return {"greedy": run(engine, LONG), "forked": run(engine, FORKED)}
 
 
+# With the smaller weights a step takes half as long as in float32 (tests/engine/test_logprobs.py).
+@pytest.mark.parametrize("pair", ["bfloat16"], indirect=True)
 @pytest.mark.parametrize(
     "options",
     [
         {"num_gpu_blocks": 10, "swap_space": 0},  # preempted sequences are computed again
         {"num_gpu_blocks": 20, "swap_space": 0.2},  # those with forks are swapped
         {"enable_prefix_caching": True},
-        {"enable_chunked_prefill": True, "max_num_batched_tokens": 8, "max_num_seqs": 4},
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 8, "max_num_seqs": 8},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
         {"async_scheduling": True},
     ],
@@ -103,7 +111,7 @@ def plain() -> dict[str, dict[str, list[list[int]]]]:
 def test_answers_do_not_depend_on_the_schedule(
     plain: dict[str, dict[str, list[list[int]]]], options: dict[str, Any]
 ) -> None:
-    given = {"num_gpu_blocks": 256, "block_size": 16} | options
+    given = {"num_gpu_blocks": 256, "block_size": 16, "dtype": "bfloat16"} | options
     engine = LLMEngine(EngineArgs("smollm2", backend="native", **given))
     assert run(engine, LONG) == plain["greedy"]
     assert run(engine, FORKED) == plain["forked"]
@@ -113,12 +121,3 @@ def test_answers_do_not_depend_on_the_schedule(
     if "speculative_config" in options:
         assert stats.num_draft_tokens > 0
     engine.shutdown()
-
-
-def test_int8_weights_are_those_of_torch() -> None:
-    params = SamplingParams(temperature=0, max_tokens=16)
-    found, expected = (
-        answers(make(backend, quantization="int8"), params) for backend in ("native", "torch")
-    )
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
