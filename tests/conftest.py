@@ -180,10 +180,10 @@ def peer(model_package: None) -> Any:
 
 
 @pytest.fixture(scope="session")
-def licence(smollm2: "LLM") -> list[int]:
+def licence(real_tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The tokens of a text that does not change; prompts are windows of it."""
     text = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8")
-    return list(smollm2.get_tokenizer()(text, verbose=False).input_ids)
+    return list(real_tokenizer(text, verbose=False).input_ids)
 
 
 @pytest.fixture(scope="session")

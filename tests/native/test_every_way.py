@@ -16,8 +16,8 @@ from pagedserve.inputs import TokensPrompt
 from pagedserve.sampling_params.options import PARAMETERS
 from tests.support.examples import examples
 
-# Each kind twice: the prompts of one begin alike, those of the other do not.
-NUM_PROMPTS = examples(40, all_of_them=160)
+# Each kind once; of 40 each twice, and the prompts of one begin alike.
+NUM_PROMPTS = examples(20, all_of_them=160)
 NUM_TOKENS = 12
 BLOCK_SIZE = 8
 SHARED_PREFIX = 24
@@ -92,7 +92,7 @@ def prompts_of(source: list[int]) -> list[TokensPrompt]:
     prompts: list[TokensPrompt] = []
     for number in range(NUM_PROMPTS):
         start = 50 + number * 13 % (len(source) - 100)
-        shared = source[:SHARED_PREFIX] if number // len(KINDS) % 2 else []
+        shared = source[:SHARED_PREFIX] if (number + number // len(KINDS)) % 2 else []
         prompts.append({"prompt_token_ids": shared + source[start : start + 8 + number * 7 % 21]})
     return prompts
 
