@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -114,34 +115,39 @@ CHUNKED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        # Both at once show what is wrong with either.
-        pytest.param({"enable_prefix_caching": True}, marks=pytest.mark.slow),
-        pytest.param(CHUNKED, marks=pytest.mark.slow),
-        {"enable_prefix_caching": True} | CHUNKED,
-    ],
-    ids=["prefix caching", "chunked", "both"],
-)
+def each(*ways: str, everyday: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Each way on each backend: these pairs every day, and the rest where there is time.
+
+    With a tiny model test_memory_invisible.py has them all.
+    """
+    pairs = list(product(("native", "torch"), ways))
+    marks = {pair: () if pair in everyday else (pytest.mark.slow,) for pair in pairs}
+    params = [pytest.param(*pair, marks=marks[pair]) for pair in pairs]
+    return pytest.mark.parametrize(("backend", "way"), params, indirect=["backend"])
+
+
+# Both at once show what is wrong with either.
+@each("prefix caching", "chunked", "both", everyday=[("native", "both")])
 def test_shared_and_in_parts(
     backend: Any,
-    options: dict[str, Any],
+    way: str,
     prompts: list[TokensPrompt],
     references: LogprobReferences,
 ) -> None:
-    llm = LLM("smollm2", backend=backend, dtype="float32", num_gpu_blocks=256, **options)
+    shares, chunked = way != "chunked", {} if way == "prefix caching" else CHUNKED
+    given: dict[str, Any] = {"enable_prefix_caching": shares} | chunked
+    llm = LLM("smollm2", backend=backend, dtype="float32", num_gpu_blocks=256, **given)
     check(llm, prompts, references)
-    if "enable_prefix_caching" in options:
+    if shares:
         num_cold = llm.llm_engine.scheduler.num_cached_tokens
         check(llm, prompts, references)
         assert llm.llm_engine.scheduler.num_cached_tokens > 2 * num_cold
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@each("recompute", "swap", everyday=[("native", "recompute"), ("torch", "swap")])
 def test_with_preemptions(
     backend: Any,
-    mode: Literal["recompute", "swap"],
+    way: Literal["recompute", "swap"],
     prompts: list[TokensPrompt],
     references: LogprobReferences,
 ) -> None:
@@ -150,11 +156,11 @@ def test_with_preemptions(
         backend=backend,
         dtype="float32",
         num_gpu_blocks=FEW_BLOCKS,
-        preemption_mode=mode,
+        preemption_mode=way,
     )
     check(llm, prompts, references)
     assert llm.llm_engine.scheduler.num_preemptions > 0
-    assert (llm.llm_engine.stats.num_swapped_blocks > 0) == (mode == "swap")
+    assert (llm.llm_engine.stats.num_swapped_blocks > 0) == (way == "swap")
 
 
 def test_several_outputs_each_have_their_own(
