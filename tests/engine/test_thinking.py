@@ -276,6 +276,17 @@ def answers(llm: LLM, model: Model) -> list[list[list[int]]]:
     return [[list(sequence.token_ids) for sequence in output.outputs] for output in outputs]
 
 
+@pytest.fixture(scope="module")
+def ample(tiny: Model) -> LLM:
+    """With memory for all; a test leaves it with no request in it."""
+    return tiny.load(AMPLE | TINY)
+
+
+@pytest.fixture(scope="module")
+def expected(ample: LLM, tiny: Model) -> list[list[list[int]]]:
+    return answers(ample, tiny)
+
+
 def one_by_one(
     llm: LLM, given: Sequence[TokensPrompt], said: Sequence[list[int]], numbers: Sequence[int]
 ) -> list[list[int]]:
@@ -289,23 +300,26 @@ def one_by_one(
     return [list(last[str(number)].outputs[0].token_ids) for number in numbers]
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_sampled_texts_are_closed_alike(tiny: Model, budget: int) -> None:
-    llm = tiny.load(AMPLE | TINY)
+def test_sampled_texts_are_closed_alike(ample: LLM, tiny: Model) -> None:
     numbers = [number for number in range(24) if number % 4 in {0, 2}]  # one sequence each
     given = [prompts(tiny)[number] for number in numbers]
-    plain = one_by_one(llm, given, [[]] * len(numbers), numbers)
-    found = llm.generate(given, [params_of(number, budget) for number in numbers], use_tqdm=False)
-    ends = [tokens.index(END_WORD) if END_WORD in tokens[:budget] else budget for tokens in plain]
-    begun = [[*tokens[:end], END_WORD] for tokens, end in zip(plain, ends, strict=True)]
-    expected = one_by_one(llm, given, begun, numbers)
-    assert [list(output.outputs[0].token_ids) for output in found] == expected
-    never = llm.generate(given, [params_of(number, 16) for number in numbers], use_tqdm=False)
-    assert [list(output.outputs[0].token_ids) for output in never] == plain
+    plain = one_by_one(ample, given, [[]] * len(numbers), numbers)
+
+    def with_budget(budget: int) -> list[list[int]]:
+        params = [params_of(number, budget) for number in numbers]
+        outputs = ample.generate(given, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    for budget in BUDGETS:
+        ends = [
+            tokens.index(END_WORD) if END_WORD in tokens[:budget] else budget for tokens in plain
+        ]
+        begun = [[*tokens[:end], END_WORD] for tokens, end in zip(plain, ends, strict=True)]
+        assert with_budget(budget) == one_by_one(ample, given, begun, numbers), budget
+    assert with_budget(16) == plain
 
 
-def test_memory_changes_no_token(tiny: Model) -> None:
-    expected = answers(tiny.load(AMPLE | TINY), tiny)
+def test_memory_changes_no_token(tiny: Model, expected: list[list[list[int]]]) -> None:
     closed = [END_WORD in tokens[:6] for said in expected for tokens in said]
     assert all(closed)
     for name in ("recompute", "swap", "all at once"):
@@ -315,8 +329,9 @@ def test_memory_changes_no_token(tiny: Model) -> None:
 
 
 @pytest.mark.parametrize("kind", [Guesser, Noise, None])
-def test_drafts_change_no_token(tiny: Model, kind: type[Guesser] | None) -> None:
-    expected = answers(tiny.load(AMPLE | TINY), tiny)
+def test_drafts_change_no_token(
+    tiny: Model, expected: list[list[list[int]]], kind: type[Guesser] | None
+) -> None:
     llm = tiny.load(AMPLE | TINY | {"speculative_config": NGRAM})
     known = {
         tuple(map(int, prompt["prompt_token_ids"])): said
