@@ -41,7 +41,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[float]], list[int]]:
     return rows, [draw(st.integers(0, size - 1)) for _ in rows]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(batch=batches(), num_top=st.integers(0, 8))
 def test_top_logprobs_equal_the_naive_ones(
     batch: tuple[list[list[float]], list[int]], num_top: int
