@@ -7,7 +7,6 @@ transformers keeps a cache and this file's loop computes every sequence anew.
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -141,14 +140,15 @@ def likely_tokens(model: Any, count: int) -> list[int]:
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize(("seed", "num_eos"), [(0, 1), (1, 2), (2, 1), (3, 2), (4, 0)])
 def test_equals_transformers(seed: int, num_eos: int, width: int) -> None:
-    """60 searches: every penalty with every kind of early stopping, two lengths, two prompts."""
+    """30 searches: every penalty with every kind of early stopping, two lengths, two prompts."""
     rng = random.Random(seed)
     model = make_model(seed)
     eos = rng.sample(likely_tokens(model, 6), num_eos)
     model.generation_config.eos_token_id = eos or None
     prompts = [rng.choices(range(VOCABULARY), k=5) for _ in range(2)]
     models = [model_of(model, prompt) for prompt in prompts]
-    for kind, longest in product(KINDS, (8, 20)):
+    for number, kind in enumerate(KINDS):
+        longest = (8, 20)[(number + seed) % 2]  # each kind has both: with other seeds the other
         max_tokens = rng.randint(longest // 2 - 3, longest)
         reference = generate(model, prompts, num_beams=width, max_new_tokens=max_tokens, **kind)
         start = begin(width, max_tokens=max_tokens, num_ending_tokens=num_eos, **kind)
