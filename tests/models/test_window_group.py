@@ -4,6 +4,7 @@ The tokens are those of transformers, and those of an engine whose layers share 
 else the memory does; a sequence takes what its windows or chunks show.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from pagedserve import LLM, RequestOutput, SamplingParams, TokensPrompt
 from tests.support.greedy import greedy_tokens
 
-WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 40
+WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 24
 # Every second layer of the tiny models sees everything.
 LAYERS: dict[str, Any] = {
     "sliding_window": WINDOW,
@@ -54,6 +55,7 @@ SAMPLED = SamplingParams(
 BEAMS = SamplingParams(
     use_beam_search=True, best_of=3, n=3, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True
 )
+WAYS = (GREEDY, SAMPLED, BEAMS)
 CHUNKS: dict[str, Any] = {
     "enable_chunked_prefill": True,
     "max_num_batched_tokens": CHUNK,
@@ -67,6 +69,15 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "swap in chunks": CHUNKS
     | {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.01},
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several only wait for each other in steps this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -123,17 +134,17 @@ def test_tokens_are_those_of_transformers(saved: Path, family: str, backend: str
 def test_tokens_are_those_of_an_engine_whose_layers_share_blocks(saved: Path) -> None:
     shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
     assert shared.llm_engine.memory.groups == ()
+    expected = [answers(shared, params) for params in WAYS]
     num_preempted = 0
-    for params in (GREEDY, SAMPLED, BEAMS):
-        wanted = answers(shared, params)
-        for options in MEMORIES.values():
-            llm = engine_of(saved, **options)
-            assert llm.llm_engine.memory.groups
+    for options in MEMORIES.values():
+        llm = engine_of(saved, **options)
+        assert llm.llm_engine.memory.groups
+        for params, wanted in zip(WAYS, expected, strict=True):
             found = answers(llm, params)
             assert tokens_of(found) == tokens_of(wanted)
             # Chunks end elsewhere, and a window's keys are then summed in other tiles.
             assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
-            num_preempted += llm.llm_engine.scheduler.num_preemptions
+        num_preempted += llm.llm_engine.scheduler.num_preemptions
     assert num_preempted > 0
 
 
@@ -152,7 +163,7 @@ def test_a_sequence_takes_what_its_windows_show(
             for seq in engine.scheduler.seqs_of(group).tolist():
                 most = max(most, len(engine.scheduler.block_table(seq, kv_group=1)))
     assert most == KINDS[family][1]
-    assert engine.stats.peak_used_blocks == 23, "the others keep all 89"
+    assert engine.stats.peak_used_blocks == 19, "the others keep all 73"
 
 
 @pytest.mark.parametrize("family", ["gemma3_text"])
@@ -183,11 +194,12 @@ def test_tokens_after_cached_prefixes_are_those_of_transformers(saved: Path) -> 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama4_text"])
 def test_cached_prefixes_change_no_token(saved: Path) -> None:
     shared = engine_of(saved, disable_hybrid_kv_cache_manager=True)
-    for params in (GREEDY, SAMPLED, BEAMS):
-        wanted = answers(shared, params)
-        for options in MEMORIES.values():
-            llm = engine_of(saved, enable_prefix_caching=True, **options)
-            assert llm.llm_engine.memory.groups
+    expected = [answers(shared, params) for params in WAYS]
+    for options in MEMORIES.values():
+        llm = engine_of(saved, enable_prefix_caching=True, **options)
+        assert llm.llm_engine.memory.groups
+        for params, wanted in zip(WAYS, expected, strict=True):
+            assert llm.reset_prefix_cache()
             for _ in range(2):
                 found = answers(llm, params)
                 assert tokens_of(found) == tokens_of(wanted)
