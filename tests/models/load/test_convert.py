@@ -18,7 +18,6 @@ from pagedserve.errors import ModelLoadError, UnsupportedModelError
 from pagedserve.models.load.convert import cache_directory, check_gguf, converted_directory
 from pagedserve.models.load.gguf_fields import complete_config
 from pagedserve.models.load.gguf_header import read_header
-from pagedserve.models.load.sources import resolve_model
 from pagedserve.models.loader import LoadedModel, load_model
 from tests.support.decoders import VOCAB_SIZE, save_decoder
 from tests.support.gguf_models import (
@@ -32,11 +31,19 @@ from tests.support.tokenizer_kinds import write_gguf as write_vocabulary
 
 
 @pytest.fixture
-def gguf(model_package: None) -> Path:
-    return resolve_model("smollm2").path
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Saves a model that is written as GGUF; converted copies are put beside it."""
+    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
+    return partial(save_decoder, tmp_path / "model")
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-6, 0.001, 0.5, 0.999])
+@pytest.fixture
+def gguf(save: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_gguf(save("llama"), tmp_path / "model.gguf", fields=VOCABULARY)
+
+
+# Nothing, the magic number, half of the fields, half of the tensors' names, and of the data.
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.002, 0.006, 0.5, 0.999])
 def test_a_file_cut_short_names_its_size(gguf: Path, tmp_path: Path, share: float) -> None:
     cut = tmp_path / "cut.gguf"
     size = int(gguf.stat().st_size * share)
@@ -67,8 +74,6 @@ def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
 def test_a_failed_conversion_leaves_nothing(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
-
     def fail(*_: object) -> None:
         raise ModelLoadError("no")
 
@@ -81,7 +86,6 @@ def test_a_failed_conversion_leaves_nothing(
 def test_a_conversion_is_made_once_and_known_by_its_file(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
     calls: list[Path] = []
 
     def convert(_: Path, directory: Path, *_others: object) -> None:
@@ -89,19 +93,12 @@ def test_a_conversion_is_made_once_and_known_by_its_file(
         (directory / "config.json").write_text("{}")
 
     monkeypatch.setattr("pagedserve.models.load.convert._convert", convert)
-    link = tmp_path / "model.gguf"
+    link = tmp_path / "link.gguf"
     link.symlink_to(gguf)
     first = converted_directory(link)
     assert converted_directory(link) == first
     assert len(calls) == 1
     assert (first / "config.json").is_file()
-
-
-@pytest.fixture
-def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Saves a model that is written as GGUF; converted copies are put beside it."""
-    monkeypatch.setenv("PAGEDSERVE_CACHE", str(tmp_path / "cache"))
-    return partial(save_decoder, tmp_path / "model")
 
 
 def load(path: Path) -> LoadedModel:
