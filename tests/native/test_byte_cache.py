@@ -125,7 +125,7 @@ def test_real_text_is_almost_as_likely() -> None:
     tokenizer = load_tokenizer(args, model=source, header=opened.header)
     text = (files("pagedserve.quantize") / "sample.txt").read_text("utf-8")
     losses: dict[KVCacheDtype, list[NDArray[Any]]] = {"auto": [], **{kind: [] for kind in LEVELS}}
-    for ids in windows(tokenizer, text, 1600):
+    for ids in windows(tokenizer, text, 400):
         for cache_dtype, found in losses.items():
             logits = logits_of(loaded, ids, cache_dtype=cache_dtype)[:-1]
             logits -= logits.max(axis=1, keepdims=True)
