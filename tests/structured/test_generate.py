@@ -138,24 +138,28 @@ def test_a_tokenizer_that_grammars_cannot_read_is_read_once() -> None:
     compiler.end()
 
 
-@pytest.mark.parametrize("way", [{"temperature": 0}, {"temperature": 2.0, "seed": 1, "n": 4}])
-def test_choices_expressions_and_grammars(smollm2: LLM, way: dict[str, Any]) -> None:
+def test_choices_expressions_and_grammars(smollm2: LLM) -> None:
     choices = ["yes", 'no, "never"', "ja\n"]
     grammar = 'start: "SELECT " column ("," column)~0..2\ncolumn: /[a-z]{1,4}/'
+    ways: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 2.0, "seed": 1, "n": 4}]
     params = [
-        of({"choice": choices}, **way),
-        of({"regex": "[A-Z]{3}-[0-9]{4}"}, **way),
-        of({"grammar": grammar}, **way),
-        of({"json_object": True} | ONE_LINE, **(way | {"n": 1})),
+        params
+        for way in ways
+        for params in (
+            of({"choice": choices}, **way),
+            of({"regex": "[A-Z]{3}-[0-9]{4}"}, **way),
+            of({"grammar": grammar}, **way),
+            of({"json_object": True} | ONE_LINE, **(way | {"n": 1})),
+        )
     ]
-    chosen, matched, parsed, objects = texts(smollm2, params)
-    assert set(chosen) <= set(choices)
-    assert all(re.fullmatch("[A-Z]{3}-[0-9]{4}", text) for text in matched)
-    assert all(re.fullmatch("SELECT [a-z]{1,4}(,[a-z]{1,4}){0,2}", text) for text in parsed)
-    assert all(isinstance(json.loads(text), dict) for text in objects)
-    assert chosen
-    assert matched
-    assert parsed
+    for chosen, matched, parsed, objects in zip(*[iter(texts(smollm2, params))] * 4, strict=True):
+        assert set(chosen) <= set(choices)
+        assert all(re.fullmatch("[A-Z]{3}-[0-9]{4}", text) for text in matched)
+        assert all(re.fullmatch("SELECT [a-z]{1,4}(,[a-z]{1,4}){0,2}", text) for text in parsed)
+        assert all(isinstance(json.loads(text), dict) for text in objects)
+        assert chosen
+        assert matched
+        assert parsed
 
 
 def test_neighbours_and_texts_that_may_be_any_are_what_they_were(smollm2: LLM) -> None:
