@@ -1,5 +1,6 @@
 """Keys and values in bytes: Triton's writes bit for bit, its attention against float64."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pagedserve.kernels.cache import write_cache
 
 NUM_BLOCKS, BLOCK_SIZE, KV_HEADS = 6, 16, 2
 SIZES = [(64, 64), (80, 48), (128, 128)]
+NUM_KEYS, TABLE = 45, torch.tensor([[4, 0, 2]], dtype=torch.int32)
 
 
 def poisoned_pool(
@@ -43,6 +45,23 @@ def written(
         assert torch.equal(found, rounded(given.cpu(), cache_dtype))
         exact.append(found)
     return exact[0], exact[1]
+
+
+@cache
+def sequence(
+    cache_dtype: KVCacheDtype, sizes: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[PoolParts, tuple[Tensor, Tensor]]:
+    """A pool with the keys and values of one sequence, and their exact values; both only read."""
+    parts = pool_parts(poisoned_pool(cache_dtype, sizes, device), sizes[0])
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(NUM_KEYS, KV_HEADS, size) for size in sizes]
+    key, value = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
+    places = torch.arange(NUM_KEYS)
+    slots = TABLE[0].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+    exact = written(parts, (key, value), slots.to(device), cache_dtype)
+    keys, values = (torch.zeros(NUM_BLOCKS, BLOCK_SIZE, *shape[1:]).double() for shape in shapes)
+    reference.write_cache(exact[0].double(), exact[1].double(), keys, values, slots)
+    return parts, (keys, values)
 
 
 @pytest.mark.parametrize("cache_dtype", LEVELS)
@@ -92,29 +111,20 @@ def test_attention(
     is_plain: bool,
 ) -> None:
     torch.manual_seed(0)
-    num_keys, num_heads = 45, 2 * KV_HEADS
+    num_heads = 2 * KV_HEADS
     for dtype in dtypes_of(device):
-        parts = pool_parts(poisoned_pool(cache_dtype, sizes, device), sizes[0])
-        table = torch.tensor([[4, 0, 2]], dtype=torch.int32)
-        places = torch.arange(num_keys)
-        slots = table[0].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-        key, value = (torch.randn(num_keys, KV_HEADS, size).to(device, dtype) for size in sizes)
+        parts, (keys, values) = sequence(cache_dtype, sizes, dtype, device)
         query = torch.randn(queries, num_heads, sizes[0]).to(dtype)
-        exact = written(parts, (key, value), slots.to(device), cache_dtype)
-        caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, size).double() for size in sizes]
-        reference.write_cache(exact[0].double(), exact[1].double(), caches[0], caches[1], slots)
         options: dict[str, Any] = {"scale": sizes[0] ** -0.5}
         arguments: dict[str, Any] = {
-            "block_tables": table,
+            "block_tables": TABLE,
             "query_start": torch.tensor([0, queries], dtype=torch.int32),
-            "seq_lens": torch.tensor([num_keys], dtype=torch.int32),
+            "seq_lens": torch.tensor([NUM_KEYS], dtype=torch.int32),
         }
         if not is_plain:
             options |= {"window": 20, "softcap": 1.5}
             arguments["alibi"] = alibi_slopes(num_heads, torch.device("cpu"))
-        expected = reference.paged_attention(
-            query.double(), caches[0], caches[1], **arguments, **options
-        )
+        expected = reference.paged_attention(query.double(), keys, values, **arguments, **options)
         found = paged_attention(
             query.to(device),
             parts.keys,
