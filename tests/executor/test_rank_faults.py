@@ -35,7 +35,8 @@ from tests.support.children import child_says
 from tests.support.families import save_family
 
 PROMPTS = [TokensPrompt(prompt_token_ids=[number, 2 * number]) for number in range(3, 9)]
-LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)  # to be interrupted
+SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
@@ -72,14 +73,14 @@ class Engine:
         [rank] = ranks_of(os.getpid())
         return rank
 
-    def tokens(self) -> list[tuple[int, ...]]:
-        outputs = self.llm.generate(PROMPTS, LONG, use_tqdm=False)
+    def tokens(self, params: SamplingParams = SHORT) -> list[tuple[int, ...]]:
+        outputs = self.llm.generate(PROMPTS, params, use_tqdm=False)
         return [tuple(output.outputs[0].token_ids) for output in outputs]
 
     def fails(self) -> ExecutorDeadError:
         """A run that ends with an error, and takes no block with it."""
         with pytest.raises(ExecutorDeadError) as caught:
-            self.tokens()
+            self.tokens(LONG)
         engine = self.llm.llm_engine
         assert engine.get_num_unfinished_requests() == 0
         assert engine.scheduler.num_free_gpu_blocks == engine.memory.num_gpu_blocks
