@@ -192,16 +192,16 @@ class Sizes:
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "has_graphs"),  # logits come from a graph or not; how rows are drawn is the same
     [
-        GREEDY,
-        RowSampling(temperature=0.7, uniforms=(0.5,)),
-        RowSampling(temperature=0.7, min_p=0.1, uniforms=(0.5,)),
-        RowSampling(temperature=0.7, top_k=5, uniforms=(0.5,)),
-        RowSampling(temperature=0.7, top_k=50, top_p=0.9, uniforms=(0.5,)),
+        (GREEDY, False),
+        (GREEDY, True),
+        (RowSampling(temperature=0.7, uniforms=(0.5,)), False),
+        (RowSampling(temperature=0.7, min_p=0.1, uniforms=(0.5,)), False),
+        (RowSampling(temperature=0.7, top_k=5, uniforms=(0.5,)), False),
+        (RowSampling(temperature=0.7, top_k=50, top_p=0.9, uniforms=(0.5,)), True),
     ],
 )
-@pytest.mark.parametrize("has_graphs", [False, True])
 def test_a_step_is_launched_behind_one_whose_tokens_nobody_knows(
     gpu: FakeGpu, launches: list[str], row: RowSampling, has_graphs: bool
 ) -> None:
@@ -304,7 +304,7 @@ def test_a_host_tensor_on_the_device_is_refused_here(gpu: FakeGpu) -> None:
 
 
 def test_more_positions_are_brought_there(gpu: FakeGpu, launches: list[str]) -> None:
-    engine = Engine(loaded_model("llama", is_fused=True))
+    engine = Engine(loaded_model("llama", is_fused=True), has_graphs=False)  # a prefill has none
     engine.add(3)
     gpu.waits.clear()
     outputs, logits, samples = engine.launch(GREEDY, more=torch.tensor([0, 1], dtype=torch.int32))
