@@ -55,7 +55,8 @@ def test_the_tokens_are_the_same_whatever_the_memory_does(
     num_blocks, options = memory
     scheduler = make_scheduler(num_blocks, **options)
     assert run(scheduler, prompts, NUM_TOKENS) == expected
-    assert run(scheduler, prompts, NUM_TOKENS) == expected  # the cache is warm now
+    if "enable_prefix_caching" in options:  # the cache is warm now
+        assert run(scheduler, prompts, NUM_TOKENS) == expected
     assert scheduler.num_free_gpu_blocks == num_blocks
     scheduler.check()
     if num_blocks < NUM_BLOCKS:
