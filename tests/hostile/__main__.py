@@ -60,6 +60,7 @@ def main() -> int:
             # An idle server has returned freed memory after half of it; but the body of a client
             # that left is still read to its end.
             settle_seconds=6,
+            niceness=19,  # making bodies does not take the server's processors
             on_sent=bar.update,
         )
     faults = [*report.faults, *growth(report)]

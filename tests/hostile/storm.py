@@ -6,7 +6,6 @@ Each request is made from the seed and its number alone, so that one can be sent
 import asyncio
 import os
 import re
-import threading
 import time
 import urllib.request
 from collections import Counter, deque
@@ -36,8 +35,6 @@ _GAUGES: Final = r"^vllm:(num_requests_\w+|gpu_cache_usage_perc)\{[^}]*\} (\S+)$
 # Seconds after which what is still in use counts as lost.
 _PATIENCE: Final = 60.0
 _MAX_FAULTS: Final = 50
-# Of the attackers, whose work on bodies shall not take the server's processors.
-_NICENESS: Final = 19
 
 
 @dataclass(slots=True)
@@ -62,6 +59,7 @@ class Storm:
         kinds: That are drawn from.
         seed: Of all requests.
         num_clients: Requests under way at once.
+        niceness: Of the thread that sends them, beside that of this process.
         is_alive: Whether the server's process is.
         tallies: By the kinds' names.
         faults: What never may happen, in words.
@@ -72,6 +70,7 @@ class Storm:
     kinds: Sequence[Kind]
     seed: int
     num_clients: int
+    niceness: int
     is_alive: Callable[[], bool]
     tallies: dict[str, Tally] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -93,8 +92,7 @@ class Storm:
                 group.create_task(client())
 
     async def _send_one(self, number: int) -> None:
-        rng = Random(f"{self.seed}:{number}")
-        (kind,) = rng.choices(self.kinds, [kind.weight for kind in self.kinds])
+        kind, rng = draw(self.kinds, self.seed, number)
         tally = self.tallies.setdefault(kind.name, Tally())
         self.last.append(f"{number} {kind.name}")
         began = time.monotonic()
@@ -134,6 +132,13 @@ class Report:
     seconds: float
     num_measured: int
     faults: list[str]
+
+
+def draw(kinds: Sequence[Kind], seed: int, number: int) -> tuple[Kind, Random]:
+    """Draw the kind of a request; return it and the generator that makes the request."""
+    rng = Random(f"{seed}:{number}")
+    (kind,) = rng.choices(kinds, [kind.weight for kind in kinds])
+    return kind, rng
 
 
 def resident_bytes(pid: int) -> int:
@@ -183,6 +188,7 @@ def run_storm(
     num_clients: int,
     quiet_seconds: float,
     settle_seconds: float,
+    niceness: int,
     on_sent: Callable[[], object] = lambda: None,
 ) -> Report:
     """Start a server, attack it, and look what is left of it.
@@ -195,6 +201,7 @@ def run_storm(
         num_clients: Requests under way at once.
         quiet_seconds: For which the victims run alone.
         settle_seconds: From when the server is idle until its memory is measured.
+        niceness: Of the thread that sends the requests.
         on_sent: Called after each request.
     """
     model, adapters = save_byte_llama(directory / "model"), save_adapters(directory / "adapters")
@@ -203,7 +210,9 @@ def run_storm(
     try:
         process.wait_until_healthy()
         target = Target(int(process.url.rpartition(":")[2]), adapters)
-        storm = Storm(target, kinds, seed, num_clients, lambda: process.process.poll() is None)
+        storm = Storm(
+            target, kinds, seed, num_clients, niceness, lambda: process.process.poll() is None
+        )
         waits = (quiet_seconds, settle_seconds)
         report = _attack(storm, process, numbers, waits, on_sent)
         if storm.is_alive() and (status := process.end()):
@@ -245,10 +254,10 @@ def _attack(
 
 
 def _send(storm: Storm, numbers: Sequence[int], on_sent: Callable[[], object]) -> None:
-    """Send requests from a thread that gives way, as clients on other machines would."""
+    """Send requests from a thread whose niceness is theirs."""
 
     def send() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.nice(storm.niceness)  # of this thread alone
         asyncio.run(storm.send(numbers, on_sent))
 
     with ThreadPoolExecutor(1) as attackers:
