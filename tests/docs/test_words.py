@@ -4,9 +4,7 @@ Each element of ``ROOMS`` is a place that is read: a name, and its texts by wher
 """
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -83,6 +81,10 @@ PACKAGES: Final = sorted(
     }
 )
 
+# A comment or a string, which may hold what begins the other.
+_PYTHON: Final = re.compile(
+    r"""#[^\n]*|('{3}|"{3})(?:\\.|(?!\1).)*\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
+)
 # Names of documented arguments and attributes.
 _NAME: Final = re.compile(r"^ +\**\w+:", re.MULTILINE)
 
@@ -97,9 +99,11 @@ def package(name: str) -> Texts:
 def prose(source: str) -> str:
     """The docstrings, comments and messages of a module, on the lines where they are."""
     lines = [""] * (source.count("\n") + 2)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            lines[token.start[0]] = token.string
+    number, end = 1, 0
+    for match in _PYTHON.finditer(source):
+        if match[0].startswith("#"):
+            number, end = number + source.count("\n", end, match.start()), match.start()
+            lines[number] = match[0]
     for node in ast.walk(ast.parse(source)):
         # A string without a space is a name or a value.
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
