@@ -19,7 +19,9 @@ from typing import Any, Self, TypeAlias
 import httpx
 import pytest
 
+import pagedserve.server.run
 from pagedserve import AsyncLLMEngine, LLMEngine, SamplingParams
+from pagedserve.server.collector import IdleCollector
 from pagedserve.server.context import make_context
 from pagedserve.server.http import answer
 from pagedserve.server.http.listen import listen
@@ -30,10 +32,27 @@ from tests.support.described import Description
 from tests.support.formula import FormulaModel
 
 
+class SparingCollector(IdleCollector):
+    """A server's collector that leaves frozen what was there before the server.
+
+    A server of its own process freezes itself and unfreezes everything at its end: the next full
+    collection would traverse all that tests load, for seconds.
+    """
+
+    def start(self) -> None:
+        gc.collect()
+        self._last = time.monotonic()
+
+    def stop(self) -> None:
+        gc.set_threshold(*self._thresholds)
+
+
 class Served:
     """A server in this process, and the engine behind it."""
 
     def __init__(self, make_engine: Callable[[], LLMEngine], args: ServerArgs) -> None:
+        gc.collect()
+        gc.freeze()
         self.client = AsyncLLMEngine(make_engine, stall_timeout=args.stall_timeout)
         default_params: Future[SamplingParams] = Future()
         default_params.set_result(SamplingParams())
@@ -46,12 +65,12 @@ class Served:
             chat_template=args.chat_template,
         )
         self._listener = listen(args)
-        self._server = Server(self.context, self.client, self._listener)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pagedserve.server.run, "IdleCollector", SparingCollector)
+            self._server = Server(self.context, self.client, self._listener)
         self._thread = threading.Thread(target=self._server.run)
 
     def __enter__(self) -> Self:
-        # Once it is ready the server collects garbage, which takes long over all that tests load.
-        gc.freeze()
         self._thread.start()
         self.wait_until(lambda: self._server.started and self.context.admission.max_num_seqs > 0)
         self.http = httpx.Client(base_url=self._listener.address, timeout=30)
