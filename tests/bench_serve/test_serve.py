@@ -1,5 +1,6 @@
 """``pagedserve bench serve`` as people call it, on a real server on loopback."""
 
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,12 @@ SMALL = ("--num-prompts", "12", "--random-input-len", "9", "--random-output-len"
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def still_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests load stays frozen, or each run would traverse it at its beginning."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 def good(_number: int, request: Received) -> Reply:
