@@ -41,7 +41,8 @@ def run() -> Callable[..., str]:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel that is built from it, as a release makes them.
 
-    It is unpacked under another name each time, so cargo builds its crates and no older ones.
+    Cargo takes crates that the working tree's build compiled: files of an sdist have times years
+    ago, so none counts as changed.  That they are the working tree's is compared.
     """
     out = tmp_path_factory.mktemp("dist")
     execute(sys.executable, "-m", "build", "--no-isolation", "-o", out, ROOT, cwd=ROOT)
