@@ -111,7 +111,7 @@ def plain(pair: Pair) -> dict[str, dict[str, list[list[int]]]]:
 def test_answers_do_not_depend_on_the_schedule(
     plain: dict[str, dict[str, list[list[int]]]], options: dict[str, Any]
 ) -> None:
-    given = {"num_gpu_blocks": 256, "block_size": 16, "dtype": "bfloat16"} | options
+    given: dict[str, Any] = {"num_gpu_blocks": 256, "block_size": 16, "dtype": "bfloat16"} | options
     engine = LLMEngine(EngineArgs("smollm2", backend="native", **given))
     assert run(engine, LONG) == plain["greedy"]
     assert run(engine, FORKED) == plain["forked"]
