@@ -67,7 +67,7 @@ const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
 /// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
 pub(crate) const MOST_ROWS: usize = 64;
-/// Rows that are converted at once.
+/// The most rows that are converted at once.
 const CHUNK_ROWS: usize = 512;
 
 thread_local! {
@@ -192,9 +192,15 @@ pub unsafe fn linear(
         return Ok(());
     }
     #[cfg(target_arch = "x86_64")]
-    if product.amx_rows.is_some() && rows == DType::Float32 {
-        // SAFETY: the caller's promise.
-        unsafe { product.run_in_parts(execution) };
+    if product.amx_rows.is_some() {
+        if rows == DType::Float32 {
+            // SAFETY: the caller's promise.
+            unsafe { product.run_in_parts(execution) };
+        } else {
+            let row_bytes = weights.in_features * rows.size();
+            let num_rows = amx::rows_in_cache(row_bytes, 1).unwrap_or(num_rows);
+            product.in_chunks(num_rows).for_each(|part| part.run(execution));
+        }
         return Ok(());
     }
     let is_widened = match (weights.panels, rows) {
@@ -277,7 +283,7 @@ impl Product<'_> {
     unsafe fn run_widened(&self, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         let mut wide = WIDE.take();
-        for part in self.in_chunks() {
+        for part in self.in_chunks(CHUNK_ROWS) {
             let [to] = pieces(&mut wide, [part.num_rows * len]);
             let Matrix { pointer: from, stride } = part.input;
             let work = Rowwise::Widen { from, stride, len, to };
@@ -296,7 +302,7 @@ impl Product<'_> {
     unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         let mut memory = ROWS.take();
-        for part in self.in_chunks() {
+        for part in self.in_chunks(CHUNK_ROWS) {
             let rows = ByteRows::new(&mut memory, part.num_rows, len, group);
             let from = (part.input, part.rows);
             // SAFETY: the caller's promise; the buffer can hold the rows.
@@ -306,15 +312,17 @@ impl Product<'_> {
         ROWS.set(memory);
     }
 
-    /// The products of `CHUNK_ROWS` rows each, one chunk after another.
-    fn in_chunks(&self) -> impl Iterator<Item = Product<'_>> {
-        (0..self.num_rows).step_by(CHUNK_ROWS).map(|first| {
+    /// The products of up to `most` rows each, whole tiles and about as many, one chunk after another.
+    fn in_chunks(&self, most: usize) -> impl Iterator<Item = Product<'_>> {
+        let num_rows = self.num_rows.div_ceil(self.num_rows.div_ceil(most));
+        let num_rows = num_rows.next_multiple_of(MOST_ROWS);
+        (0..self.num_rows).step_by(num_rows).map(move |first| {
             let from = |matrix: Matrix, dtype: DType| {
                 let bytes = first * matrix.stride * dtype.size();
                 Matrix { pointer: matrix.pointer.wrapping_add(bytes), ..matrix }
             };
             Product {
-                num_rows: CHUNK_ROWS.min(self.num_rows - first),
+                num_rows: num_rows.min(self.num_rows - first),
                 input: from(self.input, self.rows),
                 output: from(self.output, self.output_dtype),
                 additions: (self.additions.0, self.additions.1 + first),

@@ -12,11 +12,12 @@
 //! # Costs
 //!
 //! Three products of bfloat16, each ten times as fast as one of float32, and half of its weights'
-//! bytes.
+//! bytes.  Each panel of weights meets all rows of a chunk, which stay in the second cache: 768 rows
+//! of float32 and 2,048 of bfloat16, of 576 to 1,536 inputs, took a fifth longer without.
 
 use std::cell::Cell;
 
-use super::{Matrix, PANEL_FEATURES, Product};
+use super::{CHUNK_ROWS, MOST_ROWS, Matrix, PANEL_FEATURES, Product};
 use crate::elementwise::{PARTS, Rowwise, for_rows};
 use crate::number::{BFloat16, DType, PANEL};
 use crate::scratch::pieces;
@@ -28,6 +29,16 @@ const LINE: usize = 32;
 
 thread_local! {
     static DIVIDED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Rows of a chunk of which so many bytes a row stay in the second cache; None where each weight
+/// would meet so few rows and parts of them that reading all weights for a chunk takes longer.
+pub(super) fn rows_in_cache(row_bytes: usize, parts: usize) -> Option<usize> {
+    /// Half of a cache of 2 MiB; weights and sums take the rest.
+    const BYTES: usize = 1 << 20;
+    const FEWEST: usize = 192;
+    let fitting = BYTES / row_bytes;
+    (fitting * parts >= FEWEST).then(|| fitting.next_multiple_of(MOST_ROWS))
 }
 
 impl Product<'_> {
@@ -57,8 +68,10 @@ impl Product<'_> {
         let len = self.weights.in_features;
         // An odd number of cache lines: rows of a tile do not meet in the same few sets of a cache.
         let stride = (len.div_ceil(LINE) | 1) * LINE;
+        let row_bytes = stride * (size_of::<f32>() + PARTS * size_of::<BFloat16>());
+        let num_rows = rows_in_cache(row_bytes, PARTS).unwrap_or(CHUNK_ROWS).min(CHUNK_ROWS);
         let mut memory = DIVIDED.take();
-        for part in self.in_chunks() {
+        for part in self.in_chunks(num_rows) {
             let [divided] = pieces(&mut memory, [PARTS * part.num_rows * stride / 2]);
             #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
             let from = part.input.pointer.cast::<f32>();
