@@ -2,9 +2,9 @@
 
 A decision is a request of several questions about a state that was never seen before.  Each round
 starts each server in a process of its own, one after the other, and sends it the same decisions:
-with one client, and with several.  Both compute in the same dtype and cache prefixes.  vLLM decides
-with Qwen3 alone of the models here, so the model is a Qwen3 of SmolLM2-135M's sizes and tokenizer
-with random weights.
+with one client, and with several, once all of the cache's memory has been written.  Both compute in
+the same dtype and cache prefixes.  vLLM decides with Qwen3 alone of the models here, so the model
+is a Qwen3 of SmolLM2-135M's sizes and tokenizer with random weights.
 
     python benches/python/decision_load.py --vllm-python VENV/bin/python
 """
@@ -84,6 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--state-tokens", type=int, default=512)
     parser.add_argument("--clients", type=int, default=8, help="at once, besides one alone")
     parser.add_argument("--decisions", type=int, default=24, help="of each load")
+    parser.add_argument(
+        "--warm",
+        type=int,
+        default=120,
+        help="decisions before a measurement; 120 write all of the cache's memory once",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--vllm-python", type=Path, help="the interpreter vllm is installed for")
@@ -103,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for program, python in programs.items():
                 port = free_port()
                 with running(server_command(directory, port, python, options.dtype), port):
-                    for warm in range(4):
-                        decide(port, make(-1 - warm))
+                    before = [make(-1 - number) for number in range(options.warm)]
+                    decisions_a_second(port, before, options.clients)
                     for place, load in enumerate(loads):
                         first = place * options.decisions
                         bodies = [make(first + each) for each in range(options.decisions)]
