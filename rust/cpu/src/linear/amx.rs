@@ -31,8 +31,8 @@ thread_local! {
     static DIVIDED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Rows of a chunk of which so many bytes a row stay in the second cache; None where each weight
-/// would meet so few rows and parts of them that reading all weights for a chunk takes longer.
+/// Rows of a chunk that stays in the second cache, by the bytes of a row; None where each weight
+/// would meet too few rows and parts of them: each chunk reads all weights.
 pub(super) fn rows_in_cache(row_bytes: usize, parts: usize) -> Option<usize> {
     /// Half of a cache of 2 MiB; weights and sums take the rest.
     const BYTES: usize = 1 << 20;
