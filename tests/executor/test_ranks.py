@@ -10,6 +10,7 @@ import pytest
 from pagedserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, TokensPrompt
 from pagedserve.models.load import read
 from tests.support.families import FAMILIES, save_family
+from tests.support.tiny import VOCAB_SIZE, save_llama_weights, save_tokenizer
 
 # Memory so short that requests are swapped, prompts in pieces, and prefixes that others have.
 TIGHT: dict[str, Any] = {
@@ -113,6 +114,37 @@ def test_int8_weights_of_ranks_are_those_of_one_process(
     assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
 
 
+@pytest.mark.parametrize(("name", "size", "kernels"), GRID)
+def test_ranks_give_the_tokens_of_one_process(
+    directories: dict[str, Path], name: str, size: int, kernels: str
+) -> None:
+    options = {**TIGHT, "cpu_kernels": kernels}
+    alone = engine(directories[name], 1, **options)
+    wanted = answers(alone)
+    shared = engine(directories[name], size, **options)
+    try:
+        found = answers(shared)
+        assert shared.llm_engine.scheduler.num_preemptions > 0
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)
+    assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_draft_tokens_change_no_token_on_ranks(directories: dict[str, Path], size: int) -> None:
+    wanted = answers(engine(directories["llama"], 1, **TIGHT))
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    shared = engine(directories["llama"], size, **TIGHT, speculative_config=drafts)
+    try:
+        found = answers(shared)
+        assert shared.llm_engine.stats.num_draft_tokens > 0
+    finally:
+        shared.llm_engine.shutdown()
+    assert tokens_of(found) == tokens_of(wanted)
+
+
 class Reads:
     """A file of tensors, or one tensor of it, which counts the names that are read."""
 
@@ -137,43 +169,17 @@ class Reads:
         return getattr(self._inner, name)
 
 
-@pytest.mark.parametrize(("name", "size", "kernels"), GRID)
-def test_ranks_give_the_tokens_of_one_process(
-    directories: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    size: int,
-    kernels: str,
+def test_the_check_of_shards_reads_the_first_layers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**TIGHT, "cpu_kernels": kernels}
-    alone = engine(directories[name], 1, **options)
-    wanted = answers(alone)
+    save_llama_weights(tmp_path, num_hidden_layers=5, vocab_size=VOCAB_SIZE)
+    save_tokenizer(tmp_path)
     names: Counter[str] = Counter()
     opened: Any = vars(read)["safe_open"]
     monkeypatch.setattr(read, "safe_open", lambda *a, **k: Reads(opened(*a, **k), names))
-    shared = engine(directories[name], size, **options)
-    try:
-        if (name, size, kernels) in QUICK:
-            # Rank 0 reads its shards, and for the check of shards the first layer alone, whole.
-            layers = [{names[key] for key in names if f"layers.{n}." in key} for n in range(2)]
-            assert layers == [{2}, {1}]
-        found = answers(shared)
-        assert shared.llm_engine.scheduler.num_preemptions > 0
-    finally:
-        shared.llm_engine.shutdown()
-    assert tokens_of(found) == tokens_of(wanted)
-    assert logprobs_of(found) == pytest.approx(logprobs_of(wanted), abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_draft_tokens_change_no_token_on_ranks(directories: dict[str, Path], size: int) -> None:
-    wanted = answers(engine(directories["llama"], 1, **TIGHT))
-    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-    shared = engine(directories["llama"], size, **TIGHT, speculative_config=drafts)
-    try:
-        found = answers(shared)
-        assert shared.llm_engine.stats.num_draft_tokens > 0
-    finally:
-        shared.llm_engine.shutdown()
-    assert tokens_of(found) == tokens_of(wanted)
+    engine(tmp_path, 2, **ROOMY).llm_engine.shutdown()
+    times = {
+        layer: {names[name] for name in names if f"layers.{layer}." in name} for layer in range(5)
+    }
+    # Rank 0 reads its shards, and the first layer whole.
+    assert times == {0: {2}, **{layer: {1} for layer in range(1, 5)}}
