@@ -193,14 +193,8 @@ pub unsafe fn linear(
     }
     #[cfg(target_arch = "x86_64")]
     if product.amx_rows.is_some() {
-        if rows == DType::Float32 {
-            // SAFETY: the caller's promise.
-            unsafe { product.run_in_parts(execution) };
-        } else {
-            let row_bytes = weights.in_features * rows.size();
-            let num_rows = amx::rows_in_cache(row_bytes, 1).unwrap_or(num_rows);
-            product.in_chunks(num_rows).for_each(|part| part.run(execution));
-        }
+        // SAFETY: the caller's promise.
+        unsafe { product.run_by_amx(execution) };
         return Ok(());
     }
     let is_widened = match (weights.panels, rows) {

@@ -33,7 +33,7 @@ thread_local! {
 
 /// Rows of a chunk that stays in the second cache, by the bytes of a row; None where each weight
 /// would meet too few rows and parts of them: each chunk reads all weights.
-pub(super) fn rows_in_cache(row_bytes: usize, parts: usize) -> Option<usize> {
+fn rows_in_cache(row_bytes: usize, parts: usize) -> Option<usize> {
     /// Half of a cache of 2 MiB; weights and sums take the rest.
     const BYTES: usize = 1 << 20;
     const FEWEST: usize = 192;
@@ -60,11 +60,25 @@ impl Product<'_> {
         unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
     }
 
+    /// Runs the product, chunk after chunk.
+    ///
+    /// # Safety
+    /// That of [`super::linear`].
+    pub(super) unsafe fn run_by_amx(&self, execution: &Execution<'_>) {
+        if self.rows == DType::Float32 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_in_parts(execution) };
+        }
+        let row_bytes = self.weights.in_features * self.rows.size();
+        let num_rows = rows_in_cache(row_bytes, 1).unwrap_or(self.num_rows);
+        self.in_chunks(num_rows).for_each(|part| part.run(execution));
+    }
+
     /// Runs the product on float32 rows that are divided into parts first.
     ///
     /// # Safety
     /// That of [`super::linear`].
-    pub(super) unsafe fn run_in_parts(&self, execution: &Execution<'_>) {
+    unsafe fn run_in_parts(&self, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         // An odd number of cache lines: rows of a tile do not meet in the same few sets of a cache.
         let stride = (len.div_ceil(LINE) | 1) * LINE;
