@@ -179,6 +179,17 @@ def peer(model_package: None) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Several only wait for each other in steps this small: 20 times as long on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def licence(real_tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The tokens of a text that does not change; prompts are windows of it."""

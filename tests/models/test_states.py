@@ -4,7 +4,7 @@ A tiny model of each kind: delta rule with experts, short convolutions, attentio
 one layer, selective scans of the first kind, and no attention at all, of either kind.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -101,10 +101,8 @@ class Family(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Family]]:
+def family(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Callable[[str], Family]:
     folder = tmp_path_factory.mktemp("states")
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several only wait for each other in steps this small
 
     @cache
     def made(model_type: str) -> Family:
@@ -112,8 +110,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         save_random(model_type, directory)
         return Family(directory, Oracle(directory))
 
-    yield made
-    torch.set_num_threads(num_threads)
+    return made
 
 
 def assert_exact(family: Family, prompt: list[int], output: RequestOutput) -> None:

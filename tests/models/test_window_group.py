@@ -4,7 +4,6 @@ The tokens are those of transformers, and those of an engine whose layers share 
 else the memory does; a sequence takes what its windows or chunks show.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from pagedserve import LLM, RequestOutput, SamplingParams, TokensPrompt
 from tests.support.greedy import greedy_tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WINDOW, BLOCK_SIZE, CHUNK, NUM_TOKENS = 16, 4, 18, 24
 # Every second layer of the tiny models sees everything.
@@ -69,15 +70,6 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "swap in chunks": CHUNKS
     | {"num_gpu_blocks": 64, "preemption_mode": "swap", "swap_space": 0.01},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several only wait for each other in steps this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ transformers keeps a cache and this file's loop computes every sequence anew.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,6 +22,8 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from pagedserve.output.beam import Beam, BeamRow, BeamSearch, Hypothesis
 from pagedserve.output.logprobs import TopLogprobs
 from pagedserve.output.stop import Finish
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FinishOf = Callable[[Beam], Finish | None]
 # [B, V] float32 log-probabilities of what follows each of B beams.
@@ -58,15 +60,6 @@ def run_to_end(search: BeamSearch, model: Model, finish_of: FinishOf) -> BeamSea
         rows = [row_of(row, search.num_candidates) for row in model(search.beams)]
         search, _, is_done = search.step(rows, finish_of)
     return search
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several only wait for each other in steps this small: 20 times as long on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Against transformers.

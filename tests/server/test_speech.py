@@ -16,7 +16,6 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-import torch
 
 from pagedserve import LLM, EngineArgs, LLMEngine, SamplingParams
 from pagedserve.engine.defaults import server_defaults
@@ -32,11 +31,8 @@ TRANSCRIBE = "/v1/audio/transcriptions"
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several only wait for each other in steps this small
-    yield save_whisper(tmp_path_factory.mktemp("whisper"))
-    torch.set_num_threads(num_threads)
+def whisper(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    return save_whisper(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="module")
