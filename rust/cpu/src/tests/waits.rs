@@ -28,7 +28,8 @@ fn waits_and_absent_threads_are_counted() {
 fn in_a_separate_process() {
     assert_eq!(Threads.waits(), Waits::default());
 
-    // Both threads take part; the caller is done long before the other one.
+    // Both threads take part; the other one is late from when the caller, whose call is counted once
+    // its work is done, waits.
     let caller = current().id();
     let num_begun = AtomicUsize::new(0);
     Threads.run(2, &|| {
@@ -37,6 +38,9 @@ fn in_a_separate_process() {
             yield_now();
         }
         if current().id() != caller {
+            while Threads.waits().num_calls == 0 {
+                yield_now();
+            }
             sleep(LATE);
         }
     });
