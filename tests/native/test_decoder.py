@@ -114,6 +114,19 @@ def test_layers_in_one_call_compute_what_they_compute_one_by_one(num_threads: in
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_last_layer_can_write_keys_and_values_alone(num_threads: int) -> None:
+    whole, cut, before = Step(), Step(), Step()
+    whole.decoder().forward(**whole.arguments())
+    cut.decoder().forward(**cut.arguments(), last_only_writes=True, num_threads=num_threads)
+    placed = list(zip(before.layers, WINDOWS, ROTATIONS, strict=True))[:-1]
+    given = before.arguments()
+    Decoder(placed).forward(**given | {"pools": given["pools"][:-1]})
+    assert np.array_equal(cut.hidden, before.hidden)
+    for one, other in zip(cut.pools, whole.pools, strict=True):
+        assert np.array_equal(one, other)
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a pool too few": (lambda given: given["pools"].pop(), "pools must be 4, .* got 3"),
     "no rotation": (lambda given: given["rotations"].pop(), "rotations has 1 items; .* index 1"),

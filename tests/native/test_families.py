@@ -31,6 +31,17 @@ def test_logits_are_those_of_transformers(decoder: Path) -> None:
     assert np.abs(found - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_token_has_the_same_logits_whichever_others_have_some(decoder: Path, dtype: Any) -> None:
+    """Of few tokens, the last layer computes only these."""
+    loaded = load_native(EngineArgs(str(decoder), backend="native", dtype=dtype))
+    tokens = np.random.default_rng(3).integers(0, VOCAB_SIZE, 90, np.int32)
+    index = np.array([39, 3, 17, 3], np.int32)
+    found = logits_of(loaded, tokens, 40, index=index)
+    expected = logits_of(loaded, tokens, 40)
+    assert np.array_equal(found, expected[np.concatenate((index, 40 + index))])
+
+
 def answers(decoder: Path, backend: Any, **options: Any) -> list[Any]:
     llm = LLM(model=str(decoder), backend=backend, num_gpu_blocks=64, **options)
     prompts = [

@@ -37,14 +37,17 @@ def logits_of(
     tokens: NDArray[np.int32],
     *cuts: int,
     cache_dtype: KVCacheDtype = "auto",
+    index: NDArray[np.int32] | None = None,
 ) -> NDArray[np.float32]:
-    """Logits of all tokens, computed in steps that end at these cuts and at the end."""
+    """Logits of all tokens, or of those at ``index`` in each step: at these cuts a step ends."""
     limits = StepLimits(max_num_tokens=256, max_num_rows=1, max_model_len=256)
     shape = CacheShape(num_gpu_blocks=16, num_cpu_blocks=0, block_size=_BLOCK_SIZE, limits=limits)
     pools = KVPools(loaded.model.config, shape, loaded.model.dtype, cache_dtype).layers
     found, first = [], 0
     for end in (*cuts, len(tokens)):
         step = _one_row(tokens[:end], first)
-        found.append(loaded.model.outputs(step, pools, step.sample_index))
+        found.append(
+            loaded.model.outputs(step, pools, step.sample_index if index is None else index)
+        )
         first = end
     return np.concatenate(found)

@@ -297,6 +297,7 @@ class Decoder:
         seq_lens: NDArray[np.int32],  # [R]
         *,
         adapters: _AdapterRows | None = None,  # of the tokens
+        last_only_writes: bool = False,
         cache_dtype: _CacheDtype = "auto",
         num_threads: int = 1,
         instructions: _InstructionSet | None = None,
@@ -314,6 +315,7 @@ class Decoder:
             query_start: Row boundaries in T, int32 ``[R + 1]``.
             seq_lens: Number of keys of each row, int32 ``[R]``.
             adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
+            last_only_writes: Whether the last layer only writes its keys and values.
             cache_dtype: Storage type of keys and values in the pools, as of `paged_attention`.
             num_threads: Number of threads, the caller's included.
             instructions: Instruction set; None for the one in use.

@@ -57,6 +57,26 @@ class StepArrays:
             return GroupBlocks(self.block_tables, self.slot_mapping)
         return self.groups[index - 1]
 
+    def of_tokens(self, index: NDArray[np.int32]) -> "StepArrays":
+        """The step of these tokens alone, each a row, once keys and values of all are written.
+
+        Args:
+            index: Positions in T, int32 ``[N]``, in any order.
+        """
+        rows = np.searchsorted(self.query_start, index, side="right") - 1
+        unwritten = np.full(len(index), -1, np.int64)
+        return StepArrays(
+            token_ids=self.token_ids[index],
+            positions=self.positions[index],
+            slot_mapping=unwritten,
+            query_start=np.arange(len(index) + 1, dtype=np.int32),
+            seq_lens=self.seq_lens[rows] - (self.query_start[rows + 1] - 1 - index),
+            block_tables=self.block_tables[rows],
+            sample_index=np.arange(len(index), dtype=np.int32),
+            adapter_slots=self.adapter_slots[rows],
+            groups=tuple(GroupBlocks(group.block_tables[rows], unwritten) for group in self.groups),
+        )
+
 
 class NumpyBuffers:
     """The arrays of a step for a decoder-only model; ``HostBuffers``.

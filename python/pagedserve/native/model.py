@@ -2,11 +2,12 @@
 
 Owns the packed weights.  A step's arrays come from `NumpyBuffers`; hidden states live for one step.
 
-Costs: one call for all layers; norm and head run on the rows that need outputs only.
+Costs: one call for all layers; norm and head run on the rows that need outputs only, as does the
+last layer, but for keys and values, where these are few.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,10 @@ from pagedserve.native.config import DecoderConfig
 from pagedserve.native.numbers import ComputeDtype, empty, narrow, rounded, widen
 from pagedserve.native.pools import LayerPool
 from pagedserve.native.tensor_names import safetensors_names
+
+# Tokens of a step for each output from which on the last layer is computed of outputs alone; its
+# projection of queries, keys and values is then computed twice.
+_TOKENS_PER_OUTPUT: Final = 2
 
 
 class Embedding:
@@ -132,12 +137,11 @@ class NativeModel:
         self._frequencies = [
             None if rope is None else rope.frequencies(config.head_size) for rope in ropes
         ]
-        self._decoder = Decoder(
-            [
-                (layer.decoder, of_layer.window, ropes.index(of_layer.rope))
-                for layer, of_layer in zip(layers, config.layers, strict=True)
-            ]
-        )
+        placed = [
+            (layer.decoder, of_layer.window, ropes.index(of_layer.rope))
+            for layer, of_layer in zip(layers, config.layers, strict=True)
+        ]
+        self._decoder, self._last_layer = Decoder(placed), Decoder(placed[-1:])
 
     def outputs(
         self, step: StepArrays, pools: Sequence[LayerPool], index: NDArray[np.int32]
@@ -152,12 +156,43 @@ class NativeModel:
         Returns:
             Logits ``[N, V]``; hidden states ``[N, F]`` of a model without a head.
         """
-        adapters, of_samples = _adapter_groups(step, index)
+        adapters, of_outputs = _adapter_groups(step, index)
         hidden = self.embedding.states(step.token_ids, adapters, self.num_threads)
+        # Of a token without an output, nothing reads what the last layer makes but keys and values.
+        is_cut = _TOKENS_PER_OUTPUT * len(index) <= len(hidden)
+        self._run(self._decoder, hidden, step, pools, adapters, last_only_writes=is_cut)
+        states = hidden[index]
+        if is_cut and len(index) > 0:
+            self._run(self._last_layer, states, step.of_tokens(index), pools[-1:], of_outputs)
+        states = self._normalized(states)
+        if self.head is None:
+            return widen(states, self.dtype)
+        return self._logits(states, self.head, of_outputs)
+
+    def _run(
+        self,
+        decoder: Decoder,
+        hidden: NDArray[np.generic],
+        step: StepArrays,
+        pools: Sequence[LayerPool],
+        adapters: AdapterGroups | None,
+        *,
+        last_only_writes: bool = False,
+    ) -> None:
+        """Run layers on hidden states ``[T, F]`` of a step, in place.
+
+        Args:
+            decoder: The layers.
+            hidden: Hidden states.
+            step: Arrays of the step.
+            pools: KV pool of each of the layers.
+            adapters: Adapters of the tokens.
+            last_only_writes: Whether the last layer only writes its keys and values.
+        """
         address, size = hidden.ctypes.data, self.config.head_size
         rotations = self._rotations(step.positions)
         groups = [step.of_group(number) for number in range(len(step.groups) + 1)]
-        self._decoder.forward(
+        decoder.forward(
             address,
             # Without rotation no angle is read.
             [
@@ -171,13 +206,10 @@ class NativeModel:
             step.query_start,
             step.seq_lens,
             adapters=None if adapters is None else adapters.arrays,
+            last_only_writes=last_only_writes,
             cache_dtype=pools[0].cache_dtype,
             num_threads=self.num_threads,
         )
-        states = self._normalized(hidden[index])
-        if self.head is None:
-            return widen(states, self.dtype)
-        return self._logits(states, self.head, of_samples)
 
     def _rotations(self, positions: NDArray[np.int64]) -> list[list[NDArray[np.generic]] | None]:
         """Cosines and sines of positions ``[T]`` with each rope, None for no rotation.

@@ -13,7 +13,9 @@
 
 use std::cell::Cell;
 
-use crate::attention::{CacheDType, Memory, Options, Rows, Shape, Tokens, paged_attention};
+use crate::attention::{
+    CacheDType, Memory, Options, Rows, Shape, Tokens, paged_attention, write_cache,
+};
 use crate::elementwise::{Norm, Rotation, Rowwise, for_rows};
 use crate::error::{Error, Result};
 use crate::linear::{Activation, Finish, Matrix, PANEL_FEATURES, Weights, linear};
@@ -88,8 +90,8 @@ pub struct LayerMemory {
     pub block_size: usize,
 }
 
-/// Part of a layer to compute, and its output; partial sums `[T, F]` are written, and the
-/// hidden states stay unchanged: the caller sums the parts of all ranks.
+/// Part of a layer to compute, and its output.  The hidden states change with the whole layer only;
+/// partial sums are `[T, F]`, and the caller sums the parts of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// The whole layer, added to the hidden states.
@@ -98,6 +100,8 @@ pub enum Part {
     Attention(*mut u8),
     /// Output of the gated MLP, before its norm.
     Mlp(*mut u8),
+    /// Keys and values, in the pool.
+    Cache,
 }
 
 // SAFETY: addresses, as above.
@@ -284,16 +288,20 @@ impl Call<'_> {
             let len = move |first| CHUNK_TOKENS.min(num_tokens - first);
             (0..num_tokens).step_by(CHUNK_TOKENS).map(move |first| (first, len(first)))
         };
-        let (attends, has_mlp) =
-            (!matches!(self.part, Part::Mlp(_)), !matches!(self.part, Part::Attention(_)));
+        let (has_keys, has_answers, has_mlp) = match self.part {
+            Part::Whole => (true, true, true),
+            Part::Attention(_) => (true, true, false),
+            Part::Mlp(_) => (false, false, true),
+            Part::Cache => (true, false, false),
+        };
         // SAFETY: the caller's promise.
         unsafe {
-            if attends {
+            if has_keys {
                 chunks().try_for_each(|(first, len)| self.make_qkv(first, len))?;
                 self.attend(rows, options)?;
             }
             chunks().try_for_each(|(first, len)| {
-                if attends {
+                if has_answers {
                     self.add_answers(first, len)?;
                 }
                 if has_mlp { self.add_mlp(first, len) } else { Ok(()) }
@@ -367,6 +375,7 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Writes keys and values, and attends where a part has answers.
     unsafe fn attend(&self, rows: &Rows<'_>, options: &Options<'_>) -> Result<()> {
         let Layer { dtype, num_heads, num_kv_heads, head_size, .. } = *self.layer;
         let LayerMemory { pool, cache_dtype, num_blocks, block_size, .. } = *self.memory;
@@ -393,7 +402,13 @@ impl Call<'_> {
             output: self.buffers.answers,
         };
         // SAFETY: the caller's promise.
-        unsafe { paged_attention(&shape, &memory, rows, options, self.execution) }
+        unsafe {
+            if matches!(self.part, Part::Cache) {
+                write_cache(&shape, &memory, rows, options, self.execution)
+            } else {
+                paged_attention(&shape, &memory, rows, options, self.execution)
+            }
+        }
     }
 
     unsafe fn add_answers(&self, first: usize, num_tokens: usize) -> Result<()> {

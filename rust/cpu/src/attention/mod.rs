@@ -91,19 +91,56 @@ pub unsafe fn paged_attention(
     execution: &Execution<'_>,
 ) -> Result<()> {
     check(shape, memory, rows, options)?;
+    let plan = Plan::new(shape, rows, options, execution.num_threads);
+    let num_threads = execution.num_threads.min(plan.items.len());
+    let execution = Execution { num_threads, ..*execution };
+    // SAFETY: the caller's promise; the arguments are checked.
+    unsafe { run(shape, memory, rows, options, &plan, &execution) }
+}
+
+/// Writes the step's keys and values into the pool, and computes no attention.
+///
+/// # Errors
+/// Those of [`paged_attention`].
+///
+/// # Safety
+/// That of [`paged_attention`]; queries are not read, and the output is not written.
+pub unsafe fn write_cache(
+    shape: &Shape,
+    memory: &Memory,
+    rows: &Rows<'_>,
+    options: &Options<'_>,
+    execution: &Execution<'_>,
+) -> Result<()> {
+    check(shape, memory, rows, options)?;
+    // SAFETY: the caller's promise; the arguments are checked.
+    unsafe { run(shape, memory, rows, options, &Plan::default(), execution) }
+}
+
+/// Writes the step's keys and values, then computes the items of a plan.
+///
+/// # Safety
+/// That of [`paged_attention`]; the arguments are checked, and the plan is made for them.
+unsafe fn run(
+    shape: &Shape,
+    memory: &Memory,
+    rows: &Rows<'_>,
+    options: &Options<'_>,
+    plan: &Plan,
+    execution: &Execution<'_>,
+) -> Result<()> {
     execution.check()?;
     let Execution { instructions, team, num_threads } = *execution;
     if rows.slot_mapping.is_empty() {
         return Ok(());
     }
-    let plan = Plan::new(shape, rows, options, num_threads);
     let mut partials = vec![0.0_f32; plan.num_partials];
     let call = Call {
         shape,
         memory,
         rows,
         options,
-        plan: &plan,
+        plan,
         partials: partials.as_mut_ptr(),
         has_amx: instructions == InstructionSet::Amx
             && (shape.dtype, shape.cache_dtype) == (DType::BFloat16, CacheDType::Auto),
@@ -116,7 +153,6 @@ pub unsafe fn paged_attention(
         written_parts: AtomicUsize::new(0),
         next_item: AtomicUsize::new(0),
     };
-    let num_threads = num_threads.min(plan.items.len());
     if num_threads > 1 {
         team.run(num_threads, &|| work.run());
     } else {

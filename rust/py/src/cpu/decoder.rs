@@ -68,6 +68,7 @@ impl Decoder {
     ///     query_start: Row boundaries in T, int32 ``[R + 1]``.
     ///     seq_lens: Number of keys of each row, int32 ``[R]``.
     ///     adapters: Adapters of the tokens, as for `PackedWeights.multiply`.
+    ///     last_only_writes: Whether the last layer only writes its keys and values.
     ///     cache_dtype: Storage type of keys and values in the pools, as of `paged_attention`.
     ///     num_threads: Number of threads, the caller's included.
     ///     instructions: Instruction set; None for the one in use.
@@ -76,7 +77,7 @@ impl Decoder {
     ///     ``StepError``: Arguments that do not fit each other; the layers before were computed.
     #[pyo3(signature = (
         hidden, rotations, pools, groups, query_start, seq_lens, *, adapters = None,
-        cache_dtype = "auto", num_threads = 1, instructions = None
+        last_only_writes = false, cache_dtype = "auto", num_threads = 1, instructions = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "tensors without torch: addresses and sizes")]
     #[expect(clippy::needless_pass_by_value, reason = "Python's arguments are extracted by value")]
@@ -90,6 +91,7 @@ impl Decoder {
         query_start: &Bound<'_, PyAny>,
         seq_lens: &Bound<'_, PyAny>,
         adapters: Option<lora::RowArrays<'_>>,
+        last_only_writes: bool,
         cache_dtype: &str,
         num_threads: i64,
         instructions: Option<&str>,
@@ -122,13 +124,16 @@ impl Decoder {
             let layer = placed.layer.get();
             let layer = layer.prepare(py, placed.window, adapters.as_ref(), num_tokens)?;
             work = work.and(layer.work(num_keys));
-            calls.push((layer, memory, rows));
+            calls.push((layer, Part::Whole, memory, rows));
+        }
+        if last_only_writes && let Some((_, part, ..)) = calls.last_mut() {
+            *part = Part::Cache;
         }
         on_threads(py, num_threads, instructions, work, move |execution| {
-            calls.iter().try_for_each(|(layer, memory, rows)| {
+            calls.iter().try_for_each(|(layer, part, memory, rows)| {
                 // SAFETY: the caller promises, as the stub says, that the addresses are those of
                 // live tensors of these sizes; everything else is checked.
-                unsafe { layer.run(Part::Whole, memory, rows, execution) }
+                unsafe { layer.run(*part, memory, rows, execution) }
             })
         })
     }
