@@ -28,8 +28,8 @@ fn waits_and_absent_threads_are_counted() {
 fn in_a_separate_process() {
     assert_eq!(Threads.waits(), Waits::default());
 
-    // Both threads take part; the other one is late from when the caller, whose call is counted once
-    // its work is done, waits.
+    // Both threads take part.  A call is counted when the caller's own work is done, right before it
+    // waits: the other thread is late from then on.
     let caller = current().id();
     let num_begun = AtomicUsize::new(0);
     Threads.run(2, &|| {
