@@ -17,3 +17,11 @@ def test_previous_transcripts_have_no_special_tokens(special: int) -> None:
     assert rules.behind([5, 49]) == [PREVIOUS, 5, 49, START]
     with pytest.raises(RequestError, match="prompt must be text without special tokens"):
         rules.behind([5, special, 6])
+
+
+def test_a_model_of_one_language_accepts_english() -> None:
+    config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, max_seconds=30)
+    assert rules.choices("en") == rules.choices() == [(NO_TIMESTAMPS,)]
+    with pytest.raises(RequestError, match=r"language is 'de'; accepted are en$"):
+        rules.choices("de")

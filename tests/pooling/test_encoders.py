@@ -113,8 +113,8 @@ def test_what_an_encoder_does_not_do_is_refused_by_name(save_bare: SaveEncoder) 
     ("said", "accepted"),
     [
         ({"is_matryoshka": True}, "from 1 to 32"),
-        ({"matryoshka_dimensions": [6, 12]}, "6, 12"),
-        ({}, "none: its config has neither"),
+        ({"matryoshka_dimensions": [6, 12]}, "6, 12, 32$"),
+        ({}, "32$"),
     ],
 )
 def test_some_of_the_dimensions(
@@ -123,9 +123,11 @@ def test_some_of_the_dimensions(
     llm = LLM(str(save_bare("bert", **said)), use_tqdm_on_load=False)
     with pytest.raises(RequestError, match=f"dimensions is 33; .* accepts is {accepted}"):
         embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=33))
+    (whole,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(use_activation=False))
+    (scaled,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=32))
+    np.testing.assert_allclose(scaled, whole / np.linalg.norm(whole), atol=1e-6)
     if not said:
         return
-    (whole,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(use_activation=False))
     (cut,) = embed(llm, PROMPTS[:1], pooling_params=PoolingParams(dimensions=6))
     np.testing.assert_allclose(cut, whole[:6] / np.linalg.norm(whole[:6]), atol=1e-6)
 

@@ -100,7 +100,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
         served.wait_until_idle()
 
 
-@pytest.mark.parametrize(("max_num_seqs", "most"), [(1, 1025), (256, 1280), (1024, 5120)])
+@pytest.mark.parametrize(("max_num_seqs", "most"), [(1, 2049), (256, 2304), (1024, 5120)])
 def test_a_queue_has_places_for_a_data_set_by_default(
     serve: Serve, max_num_seqs: int, most: int
 ) -> None:

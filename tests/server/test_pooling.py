@@ -336,7 +336,7 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
     [
         ("/v1/embeddings", {"input": []}, "input has 0 prompts", "input"),
         ("/v1/embeddings", {"input": ["x", ""]}, "is empty", "input"),
-        ("/v1/embeddings", {"input": "x", "dimensions": 8}, "dimensions is 8.*none", "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 8}, "dimensions is 8.*384", "dimensions"),
         ("/v1/embeddings", {"input": "x", "prompt_name": "query"}, "has none", "prompt_name"),
         ("/v1/embeddings", {"input": "x", "temperature": 1}, "temperature is no field", None),
         ("/v1/embeddings", {"input": "x", "embed_dtype": "int8"}, "not supported", "embed_dtype"),

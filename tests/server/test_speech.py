@@ -60,9 +60,11 @@ def file_of(sound: Sound, kind: str = "WAV") -> bytes:
     return file.getvalue()
 
 
-def written(llm: LLM, sound: Sound, prompt: str = "", **more: Any) -> str:
+def written(
+    llm: LLM, sound: Sound, prompt: str = "", params: SamplingParams = GREEDY, **more: Any
+) -> str:
     given: Any = {"prompt": prompt, "multi_modal_data": {"audio": sound}, **more}
-    (output,) = llm.generate(given, GREEDY, use_tqdm=False)
+    (output,) = llm.generate(given, params, use_tqdm=False)
     return output.outputs[0].text.strip()
 
 
@@ -149,6 +151,24 @@ def test_translations(hearing: Served, offline: LLM) -> None:
     answer = post(hearing, file_of(sound), "/v1/audio/translations").json()
     assert answer["text"] == written(offline, sound, speech_task="translate")
     assert answer["text"] != written(offline, sound)
+
+
+def test_sampling_parameters_are_those_of_completions(hearing: Served, offline: LLM) -> None:
+    sound = sounds(1)[0]
+    given: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.01,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+        "seed": 3,
+    }
+    answer = post(hearing, file_of(sound), language="de", **given).json()
+    params = SamplingParams(max_tokens=GREEDY.max_tokens, **given)
+    assert answer["text"] == written(offline, sound, IN_GERMAN, params)
+    assert answer["text"] != written(offline, sound, IN_GERMAN)
 
 
 def test_what_was_said_before_is_heeded(hearing: Served, offline: LLM) -> None:

@@ -10,6 +10,8 @@ from pagedserve.sampling_params import SamplingParams
 # Task: text in the spoken language, or in English.
 SpeechTask: TypeAlias = Literal["transcribe", "translate"]
 TASKS: Final[tuple[SpeechTask, ...]] = get_args(SpeechTask)
+# Languages of a model without codes: that of Whisper's models of one language.
+_ONE_LANGUAGE: Final = ("en",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,11 @@ class SpeechRules:
             RequestError: A language or a task that the model does not support.
         """
         choices: list[tuple[int, ...]] = []
-        if language is not None and language not in self.languages:
-            known = ", ".join(self.languages) or "none: the model supports one language"
-            raise RequestError(f"language is {language!r}; accepted are {known}", param="language")
+        accepted = self.languages or _ONE_LANGUAGE
+        if language is not None and language not in accepted:
+            raise RequestError(
+                f"language is {language!r}; accepted are {', '.join(accepted)}", param="language"
+            )
         if self.languages:
             names = self.languages if language is None else (language,)
             choices.append(tuple(self.languages[name] for name in names))

@@ -78,10 +78,14 @@ class PoolingFiles:
         return getattr(self.config, "architectures", None) or []
 
     def _dimensions(self) -> Sequence[int]:
-        """Numbers of components to which vectors may be truncated, by the names that vLLM reads."""
+        """Numbers of components to which vectors may be truncated, by the names that vLLM reads.
+
+        All components are one of them, which clients of vector stores request.
+        """
         if getattr(self.config, "is_matryoshka", False):
             return range(1, self.hidden_size + 1)
-        return tuple(getattr(self.config, "matryoshka_dimensions", None) or ())
+        fewer = getattr(self.config, "matryoshka_dimensions", None) or ()
+        return sorted({*fewer, self.hidden_size})
 
     def _class_rules(self, *, is_encoder: bool) -> PoolingRules:
         """Rules of a classification head: its input, and the activation of its logits."""

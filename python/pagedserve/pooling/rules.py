@@ -65,7 +65,7 @@ class PoolingRules:
         lowercases: whether texts are lowercased before they are tokenized.
         prompts: prefixes of prompts, by their names.
         default_prompt_name: name of the default prefix.
-        dimensions: accepted numbers of leading components, for Matryoshka models.
+        dimensions: accepted numbers of leading components; fewer than all for Matryoshka models.
         classes: classes of a classification model, whose vectors are logits.
     """
 
@@ -126,11 +126,9 @@ class PoolingRules:
         wanted = params.dimensions
         if wanted is None or wanted in self.dimensions:
             return
-        accepted = "none: its config has neither matryoshka_dimensions nor is_matryoshka"
+        accepted = ", ".join(map(str, self.dimensions)) or "none: it names classes"
         if isinstance(self.dimensions, range):
             accepted = f"from {self.dimensions[0]} to {self.dimensions[-1]}"
-        elif self.dimensions:
-            accepted = ", ".join(map(str, self.dimensions))
         raise RequestError(
             f"dimensions is {wanted}; what this model accepts is {accepted}", param="dimensions"
         )

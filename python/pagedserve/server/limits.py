@@ -19,7 +19,7 @@ from pagedserve.server.http.errors import ServerError, UnavailableError
 
 # Waiting sequences that are accepted by default even if few can run: evaluations and load tests
 # send all requests at once, and do not retry.
-_MIN_QUEUED: Final = 1024
+_MIN_QUEUED: Final = 2048
 # The last ends of this many requests estimate how fast capacity becomes free.
 _NUM_ENDS: Final = 64
 _MAX_RETRY_AFTER: Final = 60
@@ -58,7 +58,7 @@ class Admission:
         Args:
             client: Knows which requests wait.
             max_num_queued: Maximum waiting sequences, besides running ones; None is four times
-                ``max_num_seqs``, at least 1024.
+                ``max_num_seqs``, at least 2048.
             max_num_queued_tokens: Maximum waiting prompt tokens; None sets no limit.
         """
         self.max_num_seqs = 0

@@ -33,8 +33,8 @@ MAX_DIGITS: Final = 4300
 MAX_FORM_FILES: Final = 1
 MAX_FORM_FIELDS: Final = 64
 MAX_FORM_BYTES: Final = 1 << 20
-# Prompts per request.
-MAX_PROMPTS: Final = 1024
+# Prompts per request, as at OpenAI.
+MAX_PROMPTS: Final = 2048
 # Log-probabilities of prompt tokens in all choices of a completion, some 256 MiB.
 MAX_PROMPT_LOGPROBS: Final = 1 << 22
 # Characters of a request id, which is in the log and in every chunk of a stream.

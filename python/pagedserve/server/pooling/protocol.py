@@ -35,7 +35,9 @@ class VectorBody(InputBody):
 class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
 
-    normalize: bool | None = None
+    normalize: bool | None = Field(
+        default=None, validation_alias=AliasChoices("normalize", "use_activation")
+    )
 
 
 class PoolingBody(VectorBody):

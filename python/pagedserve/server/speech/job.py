@@ -163,6 +163,12 @@ async def speech_job(
     begun = await _beginning(context, rules, body, task)
     params = SamplingParams(
         temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
         seed=body.seed,
         max_tokens=body.max_completion_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,

@@ -17,6 +17,12 @@ class SpeechBody(EngineBody):
     prompt: str | None = Field(default=None, description="Previous transcript.")
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stream: bool = False
     max_completion_tokens: int | None = Field(
