@@ -343,6 +343,28 @@ def test_roles_may_be_in_capitals() -> None:
     assert [message["role"] for message in found] == ["system", "user"]
 
 
+def test_consecutive_messages_of_a_role_are_one() -> None:
+    """Templates that alternate between roles refuse two; some clients send reasoning apart."""
+    calls = [{"function": {"name": name}} for name in "ab"]
+    given = [
+        {"role": "user", "content": "What is this?"},
+        {"role": "user", "content": "And this?", "images": ["aGk="]},
+        {"role": "thinking", "content": "hm"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        *({"role": "tool", "content": result} for result in "12"),
+        *({"role": "user", "content": text} for text in ("And", "", "now?")),
+    ]
+    body = {"model": "formula", "messages": given}
+    found = chat_of(OllamaChatBody.model_validate(body), max_num_chars=10_000).messages
+    roles = ["user", "assistant", "tool", "tool", "user"]
+    assert [message["role"] for message in found] == roles
+    asked, answered, *_, last = found
+    assert [part["type"] for part in asked["content"]] == ["text", "image_url", "text"]
+    assert (answered["reasoning"], answered["content"]) == ("hm", "I look.")
+    assert len(answered["tool_calls"]) == 2
+    assert last["content"] == "And\n\nnow?"
+
+
 def test_a_last_message_of_the_assistant_is_continued(
     server: Served, client: ollama.Client
 ) -> None:

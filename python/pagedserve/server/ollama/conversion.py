@@ -1,6 +1,8 @@
 """Requests of Ollama's API, converted to chats and completions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from pagedserve.errors import RequestError
@@ -160,13 +162,13 @@ def _messages_of(messages: Sequence[OllamaMessageParam]) -> Iterator[dict[str, A
     """Messages of the chat; calls get ids, and the results of tools those of the calls before."""
     waiting: list[_Call] = []
     num_calls = 0
-    for message in messages:
-        found: dict[str, Any] = {"role": message.role, "content": _content_of(message)}
-        if message.thinking:
-            found["reasoning"] = message.thinking
-        if message.tool_calls:
+    for turn in _turns(messages):
+        found: dict[str, Any] = {"role": turn[0].role, "content": _content_of(turn)}
+        if thinking := _joined(message.thinking for message in turn):
+            found["reasoning"] = thinking
+        if called := [call for message in turn for call in message.tool_calls]:
             calls = []
-            for call in message.tool_calls:
+            for call in called:
                 call_id = _CALL_ID.format(num_calls)
                 num_calls += 1
                 waiting.append(_Call(call.function.name, call.id, call_id))
@@ -174,9 +176,29 @@ def _messages_of(messages: Sequence[OllamaMessageParam]) -> Iterator[dict[str, A
                     {"id": call_id, "type": "function", "function": call.function.model_dump()}
                 )
             found["tool_calls"] = calls
-        if message.role == "tool":
-            found |= _result_of(message, waiting)
+        if found["role"] == "tool":
+            found |= _result_of(turn[0], waiting)
         yield found
+
+
+def _turns(messages: Sequence[OllamaMessageParam]) -> Iterator[list[OllamaMessageParam]]:
+    """Group consecutive messages of a role, as Ollama does: some templates refuse them.
+
+    Each result of a tool is a turn.  A message of the role ``thinking`` is the assistant's.
+    """
+    spoken = [
+        message.model_copy(update={"role": "assistant", "content": "", "thinking": message.content})
+        if message.role == "thinking"
+        else message
+        for message in messages
+    ]
+    for role, turn in groupby(spoken, attrgetter("role")):
+        parts = [*turn]
+        yield from ([part] for part in parts) if role == "tool" else [parts]
+
+
+def _joined(texts: Iterable[str | None]) -> str:
+    return "\n\n".join(filter(None, texts))
 
 
 def _result_of(message: OllamaMessageParam, waiting: list[_Call]) -> dict[str, str]:
@@ -192,11 +214,13 @@ def _result_of(message: OllamaMessageParam, waiting: list[_Call]) -> dict[str, s
     return {key: value for key, value in found.items() if value}
 
 
-def _content_of(message: OllamaMessageParam) -> str | list[dict[str, Any]]:
-    if not message.images:
-        return message.content
-    images = [
-        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}}
-        for image in message.images
-    ]
-    return [*images, {"type": "text", "text": message.content}]
+def _content_of(turn: Sequence[OllamaMessageParam]) -> str | list[dict[str, Any]]:
+    if not any(message.images for message in turn):
+        return _joined(message.content for message in turn)
+    parts: list[dict[str, Any]] = []
+    for message in turn:
+        urls = [f"data:;base64,{image}" for image in message.images]
+        parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        if message.content:
+            parts.append({"type": "text", "text": message.content})
+    return parts

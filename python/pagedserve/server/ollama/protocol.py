@@ -19,22 +19,17 @@ from pydantic import (
 from pagedserve.errors import RequestError
 from pagedserve.server.chat.protocol import ChosenLogprob
 from pagedserve.server.fields import NullsLeftOut, SizedBody
-from pagedserve.server.protocol import MAX_INT, EngineBody
+from pagedserve.server.protocol import MAX_INT, OLLAMA_HARMLESS, EngineBody
 from pagedserve.server.tools.fields import Function, FunctionTool
 
 logger = logging.getLogger(__name__)
 
-# Options that have no effect here: those of memory and loading, and those that today's Ollama has
-# no more.
-_WITHOUT_EFFECT: Final = frozenset(
-    {
-        *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_gqa", "main_gpu", "num_thread"),
-        *("draft_num_predict", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
-        *("rope_frequency_base", "rope_frequency_scale"),
-        *("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
-        *("logits_all", "vocab_only", "embedding_only"),
-    }
-)
+# Options without effect: those, and former ones that today's Ollama ignores.
+_WITHOUT_EFFECT: Final = OLLAMA_HARMLESS | {
+    *("rope_frequency_base", "rope_frequency_scale"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
+    *("logits_all", "vocab_only", "embedding_only"),
+}
 # Names of unknown options, each logged once; further ones are not.
 _logged: Final[set[str]] = set()
 _MAX_LOGGED: Final = 100
