@@ -14,6 +14,7 @@ from tests.server.test_responses import (
     WEATHER,
     client_of,
     create,
+    rebuilt,
     says,
     served,
     streamed,
@@ -50,6 +51,30 @@ def test_fields_of_the_codex_cli_are_passed_over(client: openai.OpenAI) -> None:
         },
     )
     assert answer.output_text == "a"
+
+
+def test_all_reasoning_is_its_summary_where_one_is_requested(client: openai.OpenAI) -> None:
+    """Some clients show nothing else."""
+    given: dict[str, Any] = {"reasoning": {"summary": "auto"}} | says("<think>So.</think>Yes.")
+    events = streamed(client, **given)
+    assert rebuilt(events) == [("reasoning", "So."), ("message", "Yes.")]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    start = kinds.index("reasoning_summary_part.added")
+    end = kinds.index("reasoning_summary_part.done")
+    deltas = ["reasoning_summary_text.delta"] * (end - start - 2)
+    assert kinds[start : end + 1] == [
+        "reasoning_summary_part.added",
+        *deltas,
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+    ]
+    for answer in (create(client, **given), events[-1].response):
+        thought, _ = answer.output
+        assert ([part.text for part in thought.summary], thought.content) == (["So."], [])
+        assert answer.reasoning.summary == "auto"
+        assert answer.usage.output_tokens_details.reasoning_tokens == len("So.")
+    again = create(client, previous_response_id=answer.id, input="y", **says("a"))
+    assert again.usage.input_tokens == len("u:x;a<So.>:Yes.;u:y;|a:")
 
 
 def test_tools_of_other_types_are_left_out(

@@ -72,7 +72,7 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         chat=chat,
         owner=owner,
         items=given,
-        output=Output(names_of_calls(tools)),
+        output=Output(names_of_calls(tools), summarizes=_requested_summary(body) is not None),
     )
 
 
@@ -233,7 +233,7 @@ class ResponsesJob(TokenJob):
             "previous_response_id": body.previous_response_id,
             "reasoning": {
                 "effort": None if body.reasoning is None else body.reasoning.effort,
-                "summary": None,
+                "summary": _requested_summary(body),
             },
             "store": body.store,
             "temperature": params.temperature,
@@ -335,6 +335,10 @@ class ResponsesJob(TokenJob):
             "output_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
             "total_tokens": num_input + num_output,
         }
+
+
+def _requested_summary(body: ResponsesBody) -> str | None:
+    return None if body.reasoning is None else body.reasoning.requested_summary
 
 
 def _shown_choice(choice: Any) -> Any:

@@ -10,26 +10,47 @@ from pagedserve.server.responses.items import new_id
 Event: TypeAlias = tuple[str, dict[str, Any]]
 
 
+class _PartForm(NamedTuple):
+    """The part of an item that has its text.
+
+    Attributes:
+        kind: Its type.
+        event: Prefix of the events of the part, not of its text.
+        field: Field of the item with a list of it.
+        index_name: Name of its index in that list.
+    """
+
+    kind: str
+    event: str = "response.content_part"
+    field: str = "content"
+    index_name: str = "content_index"
+
+
 class _Form(NamedTuple):
     """How an item's text is sent.
 
     Attributes:
         event: Prefix of its events.
-        part: Type of the content part; None for a text that is a field of the item.
+        part: The part with the text; None for a text that is a field of the item.
         text: Name of the text in the last event and in the part or the item.
     """
 
     event: str
-    part: str | None
-    text: str
+    part: _PartForm | None = None
+    text: str = "text"
 
 
 _FORMS: Final = {
-    "message": _Form("response.output_text", "output_text", "text"),
-    "reasoning": _Form("response.reasoning_text", "reasoning_text", "text"),
-    "function_call": _Form("response.function_call_arguments", None, "arguments"),
-    "custom_tool_call": _Form("response.custom_tool_call_input", None, "input"),
+    "message": _Form("response.output_text", _PartForm("output_text")),
+    "reasoning": _Form("response.reasoning_text", _PartForm("reasoning_text")),
+    "function_call": _Form("response.function_call_arguments", text="arguments"),
+    "custom_tool_call": _Form("response.custom_tool_call_input", text="input"),
 }
+# The form of reasoning where a summary is requested: many clients show nothing else.
+_SUMMARY: Final = _Form(
+    "response.reasoning_summary_text",
+    _PartForm("summary_text", "response.reasoning_summary_part", "summary", "summary_index"),
+)
 
 
 @dataclass(slots=True)
@@ -38,10 +59,12 @@ class Output:
 
     Attributes:
         names_of_calls: Fields of calls of tools in namespaces, by the name that the model writes.
+        summarizes: Whether reasoning is sent as its summary, whole.
         items: Items as in the response.
     """
 
     names_of_calls: Mapping[str, Mapping[str, str]]
+    summarizes: bool = False
     items: list[dict[str, Any]] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +84,7 @@ class Output:
         """
         events: list[Event] = []
         if reasoning := fields.get("reasoning"):
-            events += self._begin("reasoning", {"summary": []})
+            events += self._begin("reasoning", {"summary": [], "content": []})
             events += self._add(reasoning)
         content = fields.get("content") or ""
         if content or logprobs:
@@ -80,7 +103,7 @@ class Output:
             events += self.close("completed")
             names = self.names_of_calls.get(given["name"], {"name": given["name"]})
             events += self._begin(kind, {"call_id": call["id"], **names})
-        return events + self._add(given[_FORMS[kind].text])
+        return events + self._add(given[self._form.text])
 
     def end(self, status: str) -> list[Event]:
         """End the output; a response without any item has an empty message.
@@ -99,16 +122,15 @@ class Output:
         """
         if not self._is_open:
             return []
-        item = self.items[-1]
-        form = _FORMS[item["type"]]
+        item, form = self.items[-1], self._form
         item |= self._content()
         text = "".join(self._text)
-        more = {"logprobs": self._logprobs} if form.part == "output_text" else {}
+        more = {"logprobs": self._logprobs} if item["type"] == "message" else {}
         self._text, self._logprobs, self._is_open = [], [], False
         events: list[Event] = [(f"{form.event}.done", {**self._place(), form.text: text, **more})]
         if form.part is not None:
-            (part,) = item["content"]
-            events.append(("response.content_part.done", {**self._place(), "part": part}))
+            (part,) = item[form.part.field]
+            events.append((f"{form.part.event}.done", {**self._place(), "part": part}))
         item["status"] = status
         done = {"output_index": self._index, "item": dict(item)}
         return [*events, ("response.output_item.done", done)]
@@ -117,7 +139,9 @@ class Output:
     def reasoning(self) -> str:
         """Text of all reasoning that has ended."""
         thoughts = (item for item in self.items if item["type"] == "reasoning")
-        return "".join(part["text"] for item in thoughts for part in item["content"])
+        return "".join(
+            part["text"] for item in thoughts for part in (*item["content"], *item["summary"])
+        )
 
     def shown(self) -> list[dict[str, Any]]:
         """Items as they are now, with the text of the open one."""
@@ -128,26 +152,29 @@ class Output:
 
     def _content(self) -> dict[str, Any]:
         """The field of the open item that has its text."""
-        form, text = _FORMS[self.items[-1]["type"]], "".join(self._text)
+        form, text = self._form, "".join(self._text)
         if form.part is None:
             return {form.text: text}
-        return {"content": [_part(form.part, text, self._logprobs)]}
+        return {form.part.field: [_part(form.part.kind, text, self._logprobs)]}
 
     def _begin(self, kind: str, fields: dict[str, Any]) -> list[Event]:
         """Open an item, unless one of its type is open."""
         if self._is_open and self.items[-1]["type"] == kind:
             return []
         events = self.close("completed")
-        form = _FORMS[kind]
-        item: dict[str, Any] = {"id": new_id(kind), "type": kind, "status": "in_progress"}
-        empty: dict[str, Any] = {"content": []} if form.part is not None else {form.text: ""}
-        self.items.append(item | fields | empty)
+        item: dict[str, Any] = {"id": new_id(kind), "type": kind, "status": "in_progress", **fields}
+        self.items.append(item)
+        form = self._form
+        if form.part is None:
+            item[form.text] = ""
+        else:
+            item[form.part.field] = []
         self._is_open = True
         added = {"output_index": self._index, "item": dict(self.items[-1])}
         events.append(("response.output_item.added", added))
         if form.part is not None:
-            part = _part(form.part, "", [])
-            events.append(("response.content_part.added", {**self._place(), "part": part}))
+            part = _part(form.part.kind, "", [])
+            events.append((f"{form.part.event}.added", {**self._place(), "part": part}))
         return events
 
     def _add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
@@ -156,9 +183,14 @@ class Output:
             return []
         self._text.append(text)
         self._logprobs += logprobs
-        form = _FORMS[self.items[-1]["type"]]
-        more = {"logprobs": list(logprobs)} if form.part == "output_text" else {}
-        return [(f"{form.event}.delta", {**self._place(), "delta": text, **more})]
+        more = {"logprobs": list(logprobs)} if self.items[-1]["type"] == "message" else {}
+        return [(f"{self._form.event}.delta", {**self._place(), "delta": text, **more})]
+
+    @property
+    def _form(self) -> _Form:
+        """Form of the last item."""
+        kind = self.items[-1]["type"]
+        return _SUMMARY if kind == "reasoning" and self.summarizes else _FORMS[kind]
 
     @property
     def _index(self) -> int:
@@ -166,9 +198,9 @@ class Output:
 
     def _place(self) -> dict[str, Any]:
         """Fields that name the open item, and its part."""
-        item = self.items[-1]
-        place = {"item_id": item["id"], "output_index": self._index}
-        return place if _FORMS[item["type"]].part is None else {**place, "content_index": 0}
+        place = {"item_id": self.items[-1]["id"], "output_index": self._index}
+        part = self._form.part
+        return place if part is None else {**place, part.index_name: 0}
 
 
 def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

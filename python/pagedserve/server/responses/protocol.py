@@ -74,7 +74,7 @@ Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(NullsLeftOut):
-    """Reasoning of the model, which is returned whole and not as a summary."""
+    """Reasoning of the model; where a summary is requested, all of it is the summary."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,6 +83,11 @@ class Reasoning(NullsLeftOut):
     generate_summary: Summary | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Literal["standard"] | None = None
+
+    @property
+    def requested_summary(self) -> Summary | None:
+        """The summary, by its newer or its older name."""
+        return self.summary or self.generate_summary
 
 
 Include: TypeAlias = Literal[
@@ -209,13 +214,20 @@ class OutputReasoningText(BaseModel):
     text: str
 
 
+class OutputSummaryText(BaseModel):
+    """Text of reasoning where a summary is requested."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class OutputReasoning(BaseModel):
-    """Reasoning of the model."""
+    """Reasoning of the model, in one of its two lists."""
 
     id: str
     type: Literal["reasoning"]
     status: _Status
-    summary: list[Any]
+    summary: list[OutputSummaryText]
     content: list[OutputReasoningText]
 
 
@@ -357,6 +369,30 @@ class ReasoningTextDone(_ItemEvent):
     text: str
 
 
+class SummaryPartChanged(_ItemEvent):
+    """The summary of reasoning at its start, without its text, or at its end."""
+
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    summary_index: int
+    part: OutputSummaryText
+
+
+class SummaryTextDelta(_ItemEvent):
+    """The next part of the summary of reasoning."""
+
+    type: Literal["response.reasoning_summary_text.delta"]
+    summary_index: int
+    delta: str
+
+
+class SummaryTextDone(_ItemEvent):
+    """The whole text of the summary of reasoning."""
+
+    type: Literal["response.reasoning_summary_text.done"]
+    summary_index: int
+    text: str
+
+
 class CallDelta(_ItemEvent):
     """The next part of a call's arguments, or of a custom call's input."""
 
@@ -388,6 +424,9 @@ class ResponseEvent(
             | OutputTextDone
             | ReasoningTextDelta
             | ReasoningTextDone
+            | SummaryPartChanged
+            | SummaryTextDelta
+            | SummaryTextDone
             | CallDelta
             | CallArgumentsDone
             | CallInputDone,
