@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pagedserve.errors import RequestError
+from pagedserve.server.chat.protocol import ChatBody
 from pagedserve.server.completions.protocol import CompletionBody
 from pagedserve.server.params import completion_params
 from tests.server.conftest import TEMPLATE, Serve, Served
@@ -384,6 +385,21 @@ def test_predecessors_of_tool_calls_are_refused(
         assert error["param"] == "messages"
 
 
+def test_a_result_without_content_is_empty(shared: Served) -> None:
+    """Clients in Go leave empty strings out."""
+    hello = {"role": "user", "content": "Hi"}
+    result = {"role": "tool", "tool_call_id": "c"}
+    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    called = {"role": "assistant", "tool_calls": calls}
+    told = [
+        shared.http.post("/tokenize", json={"messages": [hello, called, message]}).json()["tokens"]
+        for message in (result, result | {"content": ""})
+    ]
+    assert told[0] == told[1]
+    refused = shared.http.post("/tokenize", json={"messages": [{"role": "user"}]}).json()
+    assert "messages[0].content is missing" in refused["error"]["message"]
+
+
 def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> None:
     harmless = {
         "prompt_cache_key": "a",
@@ -399,6 +415,9 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
         "cache_prompt": True,
         "keep_alive": "5m",
         "num_ctx": 4096,
+        "num_gpu": 1,
+        "diagnostics": {"previous_message_id": None},
+        "reasoning": {"summary": "auto"},
         "reasoning_format": "auto",
     }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
@@ -436,6 +455,12 @@ def test_other_names_of_variables_of_the_template(
     assert told.json()["prompt_token_ids"] == encode(shown)
 
 
+def test_openrouters_budget_of_reasoning_is_vllms() -> None:
+    given = {"messages": [], "reasoning": {"max_tokens": 5}}
+    assert ChatBody.model_validate(given).thinking_token_budget == 5
+    assert ChatBody.model_validate(given | {"thinking_token_budget": 0}).thinking_token_budget == 0
+
+
 @pytest.mark.parametrize(
     ("limits", "num_tokens"),
     [
@@ -443,11 +468,12 @@ def test_other_names_of_variables_of_the_template(
         ({"options": {"num_predict": 3}, "max_tokens": 5}, 5),
         ({"options": {"num_predict": 3}, "max_completion_tokens": 2}, 2),
         ({"options": {"num_predict": -1}, "max_completion_tokens": 2}, 2),
+        ({"max_new_tokens": 3}, 3),
+        ({"max_new_tokens": 3, "max_tokens": 5}, 5),
+        ({"max_new_tokens": 3, "max_completion_tokens": 2}, 2),
     ],
 )
-def test_ollamas_options_limit_a_chat(
-    shared: Served, limits: dict[str, Any], num_tokens: int
-) -> None:
+def test_other_limits_of_a_chat(shared: Served, limits: dict[str, Any], num_tokens: int) -> None:
     """As goose's provider for Ollama sends them."""
     given = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True} | limits
     answer = shared.http.post("/v1/chat/completions", json=given)

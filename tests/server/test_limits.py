@@ -474,6 +474,7 @@ def test_the_effort_is_a_variable_of_the_template(large: Served, name: str) -> N
         ({"thinking": {"type": "disabled"}}, "False"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "True"),
         ({"thinking": {"type": "auto"}}, ""),
+        ({"thinking": {"type": "adaptive"}}, ""),
         ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "False"),
     ],
 )

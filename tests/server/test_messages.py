@@ -14,6 +14,7 @@ from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.support.formula import FormulaModel
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+PDF: Any = {"type": "base64", "media_type": "application/pdf", "data": "aGk="}
 GREEDY: Any = {"temperature": 0}
 NO_THOUGHT: Any = {"type": "thinking", "thinking": "", "signature": ""}
 
@@ -206,8 +207,12 @@ def test_cached_tokens_are_counted(serve: Serve) -> None:
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-            "messages.0.content.0.type is 'document'; accepted are",
+            {"messages": [{"role": "user", "content": [{"type": "search_result"}]}]},
+            "messages.0.content.0.type is 'search_result'; accepted are",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": PDF}]}]},
+            "messages.0.content.0.document.source.type is",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]},

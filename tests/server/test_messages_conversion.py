@@ -17,6 +17,12 @@ SHOWN: Any = {
 PNG: Any = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 PICTURE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 
+DOCUMENT: Any = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+    "citations": {"enabled": False},
+}
+
 
 def text(said: str) -> dict[str, str]:
     return {"type": "text", "text": said}
@@ -110,6 +116,10 @@ def chat(messages: list[Any], **more: Any) -> Any:
             ],
         ),
         ([{"role": "user", "content": []}], [{"role": "user", "content": ""}]),
+        (
+            [{"role": "user", "content": [DOCUMENT | {"title": "t", "context": "c"}, text("a")]}],
+            [{"role": "user", "content": [text("t\n\nc\n\nd"), text("a")]}],
+        ),
     ],
 )
 def test_messages(messages: list[Any], wanted: list[Any]) -> None:
@@ -218,7 +228,14 @@ def test_other_fields() -> None:
         said,
         stop_sequences=["x"],
         top_k=3,
-        tools=[{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
+        tools=[
+            {
+                "name": "look",
+                "description": "d",
+                "input_schema": {"type": "object"},
+                "input_examples": [{"at": "Zürich"}],
+            }
+        ],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
         thinking={"type": "disabled"},
         output_config={"effort": "high"},
@@ -234,6 +251,10 @@ def test_other_fields() -> None:
     thinks = chat(said, thinking={"type": "enabled", "budget_tokens": 2048})
     assert (thinks.thinking_token_budget, thinks.include_reasoning) == (2048, True)
     assert thinks.chat_template_kwargs == {"enable_thinking": True}
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    for named in ({"output_config": {"format": form}}, {"output_format": form}):
+        assert chat(said, **named).response_format.json_schema.schema_ == {"type": "object"}
     (tool,) = made.tools
-    function = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+    description = 'd\nExample of its input: {"at": "Zürich"}'
+    function = {"name": "look", "description": description, "parameters": {"type": "object"}}
     assert tool.model_dump(exclude_none=True) == {"type": "function", "function": function}

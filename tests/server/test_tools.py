@@ -188,9 +188,9 @@ def test_thoughts_are_told_from_the_answer(client: openai.OpenAI) -> None:
     assert found.message.reasoning_content == found.message.reasoning
     stream = streamed(client, tools=openai.NOT_GIVEN, extra_body=body)
     assert (stream["content"], stream["reasoning"]) == ("Yes.", found.message.reasoning)
-    hidden = body | {"include_reasoning": False}
-    (found,) = ask(client, tools=openai.NOT_GIVEN, extra_body=hidden).choices
-    assert (found.message.content, getattr(found.message, "reasoning", None)) == ("Yes.", None)
+    for hides in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        (found,) = ask(client, tools=openai.NOT_GIVEN, extra_body=body | hides).choices
+        assert (found.message.content, getattr(found.message, "reasoning", None)) == ("Yes.", None)
 
 
 def test_what_tools_answered_goes_back_to_the_model(client: openai.OpenAI) -> None:

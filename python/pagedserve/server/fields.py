@@ -59,8 +59,13 @@ def _check_token_ids(name: str, given: Any) -> None:
 
 
 def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check that each message has a role, and content, which an assistant's may lack."""
+    """Check that each message has a role, and content, which an assistant's may lack.
+
+    Missing content of a tool's message becomes an empty string, which clients in Go leave out.
+    """
     for index, message in enumerate(given):
+        if message.get("role") == "tool" and message.get("content") is None:
+            message["content"] = ""
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             _refuse(f"messages[{index}].role", role, "a string such as user or assistant")

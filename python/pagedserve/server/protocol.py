@@ -6,9 +6,9 @@ unless its value requests nothing (``ABSENT``).
 """
 
 import reprlib
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 
 import pagedserve.checks as checks
 from pagedserve.config.options import options_of
@@ -25,7 +25,24 @@ from pagedserve.server.fields import (
 from pagedserve.server.http.bounds import MAX_ID_CHARS
 from pagedserve.server.tools.fields import Tool
 
-# Fields of OpenAI, vLLM, LiteLLM, llama.cpp and Ollama that have no effect here.
+# Options of Ollama for memory and loading, which have no effect here.
+OLLAMA_HARMLESS: Final = frozenset(
+    {
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_gqa", "main_gpu", "num_thread"),
+        *("draft_num_predict", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
+    }
+)
+
+# Fields of Anthropic's API that have no effect here; LiteLLM passes them on in chats.
+ANTHROPIC_HARMLESS: Final = frozenset(
+    {
+        *("billing_policy", "cache_control", "diagnostics", "fallbacks", "inference_geo"),
+        *("metadata", "safeguards", "service_tier", "speed", "user_profile_id"),
+    }
+)
+
+# Fields of OpenAI, vLLM, LiteLLM and llama.cpp that have no effect here, and those of other APIs
+# that some clients send to any.
 HARMLESS: Final = frozenset(
     {
         "user",
@@ -46,7 +63,8 @@ HARMLESS: Final = frozenset(
         "drop_params",
         "cache_prompt",
         "keep_alive",
-        "num_ctx",
+        *OLLAMA_HARMLESS,
+        *ANTHROPIC_HARMLESS,
     }
 )
 
@@ -190,6 +208,10 @@ class Body(SamplingBody):
     n: int | None = _parameter("n", ge=1)
     seed: int | None = _parameter("seed", ge=-MAX_INT, le=MAX_INT)
     max_tokens: int | None = _parameter("max_tokens")
+    max_new_tokens: int | None = Field(
+        default=None, ge=1, description="Another name of ``max_tokens``, which goes first."
+    )
+    thinking_token_budget: int | None = _parameter("thinking_token_budget")
     skip_special_tokens: bool | None = _parameter("skip_special_tokens")
     logit_bias: dict[str, float] | None = _parameter("logit_bias")
     prompt_logprobs: int | None = _parameter("prompt_logprobs")
@@ -210,6 +232,12 @@ class Body(SamplingBody):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _take_max_new_tokens(self) -> Self:
+        if self.max_tokens is None:
+            self.max_tokens = self.max_new_tokens
+        return self
 
     @property
     def shows_special_tokens(self) -> bool:

@@ -13,11 +13,11 @@ ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high",
 
 
 class ThinkingSwitch(NullsLeftOut):
-    """Whether to reason, in the form of DeepSeek and Zhipu."""
+    """Whether to reason, in the form of DeepSeek, Zhipu and Anthropic."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["enabled", "disabled", "auto"]
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
 class ReasoningSwitch(NullsLeftOut):
@@ -29,6 +29,11 @@ class ReasoningSwitch(NullsLeftOut):
     enabled: bool | None = Field(
         default=None, description="The variable ``enable_thinking`` of the chat template."
     )
+    exclude: bool = Field(default=False, description="The same as ``include_reasoning`` false.")
+    max_tokens: int | None = Field(
+        default=None, ge=0, description="Another name of ``thinking_token_budget``."
+    )
+    summary: str | None = Field(default=None, description="No effect: reasoning is whole.")
 
 
 class ChatBody(Body, TemplatedBody):
@@ -58,7 +63,8 @@ class ChatBody(Body, TemplatedBody):
     verbosity: str | None = Field(default=None, description="Another such variable.")
     enable_thinking: bool | None = Field(default=None, description="Another such variable.")
     thinking: ThinkingSwitch | None = Field(
-        default=None, description="Another form of ``enable_thinking``; auto does not set it."
+        default=None,
+        description="Another form of ``enable_thinking``; auto and adaptive do not set it.",
     )
 
     @property
@@ -97,10 +103,13 @@ class ChatBody(Body, TemplatedBody):
             thinks.insert(1, self.think)
         else:
             efforts.insert(1, self.think)
-        if self.thinking is not None and self.thinking.type != "auto":
+        if self.thinking is not None and self.thinking.type in {"enabled", "disabled"}:
             thinks.append(self.thinking.type == "enabled")
         self.enable_thinking = next((value for value in thinks if value is not None), None)
         self.reasoning_effort = next((value for value in efforts if value is not None), None)
+        self.include_reasoning &= not switch.exclude
+        if self.thinking_token_budget is None:
+            self.thinking_token_budget = switch.max_tokens
         return self
 
 

@@ -1,5 +1,6 @@
 """Requests of the Messages API, converted to chats."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
@@ -11,12 +12,14 @@ from pagedserve.server.fields import JsonSchema, ResponseFormat
 from pagedserve.server.messages.protocol import (
     Block,
     CountTokensBody,
+    DocumentBlock,
     ImageBlock,
     MessagesBody,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
+    ToolParam,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -73,8 +76,8 @@ def _sampling_of(body: MessagesBody) -> dict[str, Any]:
 def _output_of(body: CountTokensBody) -> dict[str, Any]:
     """Fields of reasoning, and of the format of the text."""
     fields: dict[str, Any] = {"reasoning_effort": body.output_config.effort}
-    if body.output_config.format is not None:
-        schema = JsonSchema(schema=body.output_config.format.schema_)
+    if (given := body.output_config.format or body.output_format) is not None:
+        schema = JsonSchema(schema=given.schema_)
         fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
     if (thinking := body.thinking) is not None:
         is_on = thinking.type != "disabled"
@@ -100,7 +103,7 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
             FunctionTool(
                 function=Function(
                     name=tool.name,
-                    description=tool.description,
+                    description=_description(tool),
                     parameters=tool.input_schema,
                     strict=tool.strict,
                 )
@@ -119,6 +122,13 @@ def _tools_of(body: CountTokensBody) -> dict[str, Any]:
             else NamedFunction(function=ToolName(name=choice.name))
         )
     return fields
+
+
+def _description(tool: ToolParam) -> str | None:
+    """Description of a tool, with the examples of its input: templates have no field for these."""
+    examples = [json.dumps(given, ensure_ascii=False) for given in tool.input_examples]
+    lines = (tool.description, *(f"Example of its input: {example}" for example in examples))
+    return "\n".join(filter(None, lines)) or None
 
 
 def _messages_of(body: CountTokensBody) -> Iterator[dict[str, Any]]:
@@ -253,7 +263,7 @@ def _content_of(blocks: Sequence[Block | ToolReferenceBlock]) -> str | list[dict
 
 
 def _part_of(block: Block | ToolReferenceBlock) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
+    if isinstance(block, (TextBlock, DocumentBlock)):
         return {"type": "text", "text": block.text}
     if isinstance(block, ToolReferenceBlock):
         return {"type": "text", "text": block.tool_name}

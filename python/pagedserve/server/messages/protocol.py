@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, m
 
 from pagedserve.errors import RequestError
 from pagedserve.server.fields import NullsLeftOut
-from pagedserve.server.protocol import EngineBody
+from pagedserve.server.protocol import ANTHROPIC_HARMLESS, EngineBody
 
 # Names of tools, and ids of their calls.
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
@@ -63,6 +63,35 @@ class ImageBlock(_Cacheable):
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
 
 
+class PlainTextSource(_Part):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class NoCitations(_Part):
+    """Responses cite no document."""
+
+    enabled: Literal[False] = False
+
+
+class DocumentBlock(_Cacheable):
+    """A document of plain text."""
+
+    type: Literal["document"]
+    source: PlainTextSource
+    title: str | None = None
+    context: str | None = None
+    citations: NoCitations | None = None
+
+    @property
+    def text(self) -> str:
+        """Its title, its context and its text."""
+        return "\n\n".join(filter(None, (self.title, self.context, self.source.data)))
+
+
 class ThinkingBlock(_Part):
     """Reasoning of an earlier response."""
 
@@ -101,7 +130,7 @@ class ToolReferenceBlock(_Cacheable):
 
 
 _Shown: TypeAlias = Annotated[
-    TextBlock | ImageBlock | ToolReferenceBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
 ]
 _Text: TypeAlias = Annotated[
     list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
@@ -121,7 +150,13 @@ class ToolResultBlock(_Cacheable):
 
 
 Block: TypeAlias = Annotated[
-    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock,
     Field(discriminator="type"),
 ]
 _Content: TypeAlias = Annotated[
@@ -147,6 +182,7 @@ class ToolParam(_Cacheable):
     eager_input_streaming: bool | None = None
     defer_loading: bool = False
     allowed_callers: list[Literal["direct"]] | None = None
+    input_examples: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class ToolChoice(_Part):
@@ -244,16 +280,10 @@ class CountTokensBody(EngineBody):
     """``POST /v1/messages/count_tokens``: what becomes the prompt."""
 
     may_have_images: ClassVar[bool] = True
-    harmless: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("billing_policy", "cache_control", "diagnostics", "fallbacks", "inference_geo"),
-            *("metadata", "safeguards", "service_tier", "speed", "user_profile_id"),
-        }
-    )
+    harmless: ClassVar[frozenset[str]] = ANTHROPIC_HARMLESS
     absent: ClassVar[dict[str, tuple[object, ...]]] = {
         "container": (),
         "mcp_servers": ([],),
-        "output_format": (),
         "thread": (),
     }
 
@@ -263,6 +293,9 @@ class CountTokensBody(EngineBody):
     tool_choice: Annotated[ToolChoice | NamedToolChoice | None, Field(discriminator="type")] = None
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
+    output_format: OutputFormat | None = Field(
+        default=None, description="The earlier name of ``output_config.format``."
+    )
     context_management: ContextManagement = Field(default_factory=ContextManagement)
 
 
