@@ -208,7 +208,7 @@ def test_a_command_line_takes_them_too(capsys: pytest.CaptureFixture[str]) -> No
         "--cudagraph-capture-sizes 1 2 4 --max-cudagraph-capture-size 4 --kv-cache-metrics",
         "--worker-cls auto --max-num-scheduled-tokens 512 --no-enable-expert-parallel",
         '-cc {"mode":3,"fast":true} --attention-config {"backend":"FLASH_ATTN"}',
-        "--enable-log-outputs --sse-keep-alive-interval 5 --language-model-only",
+        "--enable-log-outputs --language-model-only",
     ],
 )
 def test_a_server_accepts_vllms_options(argv: str) -> None:

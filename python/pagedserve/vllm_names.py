@@ -339,7 +339,6 @@ _NOTED_FLAGS: Final = {
 }
 _NOTED_VALUES: Final = {
     "log_config_file": "log_format is the format of a server's log",
-    "sse_keep_alive_interval": "a stream has a comment after 15 seconds of silence",
 }
 
 # Options that affect vLLM's internals alone, or nothing that is visible to the caller.

@@ -156,8 +156,7 @@ def served(serve: Serve) -> Iterator[Served]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams send a keep-alive at any silence."""
-    monkeypatch.setattr(answer, "KEEP_ALIVE_SECONDS", 0.0)
+    """Streams look for silence all the time."""
     monkeypatch.setattr(answer, "_PULSE_SECONDS", 0.001)
 
 

@@ -31,7 +31,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.headers["content-type"].startswith("text/event-stream")
     *parts, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(part.removeprefix("data: ")) for part in parts]
+    return [json.loads(part.removeprefix("data: ")) for part in parts if part]
 
 
 def texts(found: list[dict[str, Any]], number: int) -> list[str]:

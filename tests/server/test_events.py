@@ -1,8 +1,10 @@
 """Events and lines of streams beside what ``/openapi.json`` says of them."""
 
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from functools import partial
 from itertools import chain
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -12,7 +14,7 @@ import pytest
 from pagedserve.server.chat import job
 from pagedserve.server.options import ServerArgs
 from pagedserve.server.params import chat_params
-from tests.server.conftest import TEMPLATE, Served
+from tests.server.conftest import TEMPLATE, Serve, Served
 from tests.server.test_completions import PROMPT, events
 from tests.support.described import Description
 from tests.support.formula import FormulaModel
@@ -41,6 +43,7 @@ def server() -> Iterator[Served]:
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
         enable_prompt_tokens_details=True,
+        sse_keep_alive_interval=1e-9,
     )
     with Served(lambda: FormulaModel().engine(max_model_len=400), args) as running:
         yield running
@@ -92,18 +95,21 @@ def test_events_of_reasoning_and_calls(server: Served, description: Description)
 
 
 @pytest.mark.usefixtures("calls")
-def test_a_chunk_has_one_call(server: Served, description: Description) -> None:
+def test_a_chunk_has_reasoning_or_content_or_one_call(
+    server: Served, description: Description
+) -> None:
     chat = {"messages": HELLO, "tools": TOOLS, "max_tokens": 300, "stream_interval": 300}
     asked = chat | {"temperature": 0, "logprobs": True, "return_token_ids": True}
     whole = server.http.post("/v1/chat/completions", json=asked).json()["choices"][0]
     answer = server.http.post("/v1/chat/completions", json=asked | {"stream": True})
     description.check_events(answer)
     _, *choices = [event["choices"][0] for event in events(answer)]
-    weather, note = choices[-2:]
-    assert [call["index"] for call in weather["delta"]["tool_calls"]] == [0]
-    assert [call["index"] for call in note["delta"]["tool_calls"]] == [1]
-    assert ("content" in weather["delta"], "content" in note["delta"]) == (True, False)
-    assert (weather["finish_reason"], note["finish_reason"]) == (None, "tool_calls")
+    reasoning, content, *calls = [choice["delta"] for choice in choices if choice["delta"]]
+    assert (reasoning.keys(), content.keys()) == ({"reasoning", "reasoning_content"}, {"content"})
+    assert [[call["index"] for call in delta.pop("tool_calls")] for delta in calls] == [[0], [1]]
+    assert calls == [{}, {}]
+    *earlier, last = [choice["finish_reason"] for choice in choices]
+    assert ({*earlier}, last) == ({None}, "tool_calls")
     token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
     assert token_ids == whole["token_ids"]
     logprobs = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
@@ -153,9 +159,9 @@ def test_events_of_a_stream_that_fails(
 @pytest.mark.parametrize(
     ("path", "keep_alive", "body"),
     [
-        ("/v1/completions", ": keep-alive\n\n", {"prompt": "x", "max_tokens": 4}),
-        ("/v1/chat/completions", ": keep-alive\n\n", {"messages": HELLO, "max_tokens": 4}),
-        ("/v1/responses", ": keep-alive\n\n", {"input": "x", "max_output_tokens": 4}),
+        ("/v1/completions", "\n\n", {"prompt": "x", "max_tokens": 4}),
+        ("/v1/chat/completions", "\n\n", {"messages": HELLO, "max_tokens": 4}),
+        ("/v1/responses", "\n\n", {"input": "x", "max_output_tokens": 4}),
         ("/v1/messages", "event: ping\n", {"messages": HELLO, "max_tokens": 4}),
         ("/api/chat", "{", {"messages": HELLO, "options": {"num_predict": 4}}),
     ],
@@ -194,6 +200,17 @@ def test_a_stream_starts_before_a_first_event_that_takes_long(
         description.check_events(answer)
     if path == "/v1/responses":
         assert "event: response.created" in answer.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_interval_of_zero_sends_no_keep_alive(serve: Serve, formula: FormulaModel) -> None:
+    with serve(sse_keep_alive_interval=0) as served:
+        # Some pulses pass before the first token.
+        formula.executor(served.engine).before_sampling = partial(time.sleep, 0.05)
+        body = {"prompt": PROMPT, "max_tokens": 2, "stream": True}
+        answer = served.http.post("/v1/completions", json=body)
+    assert answer.text.startswith("data: {")
+    assert "\n\n\n" not in answer.text
 
 
 @pytest.mark.usefixtures("calls")

@@ -154,7 +154,7 @@ def test_a_client_that_left_is_said_to_have(serve: Serve, lines: Any) -> None:
 def test_a_client_that_left_a_stream_without_events_is_said_to_have(
     serve: Serve, formula: FormulaModel, lines: Any
 ) -> None:
-    with serve() as served:
+    with serve(sse_keep_alive_interval=1e-9) as served:
         has_left = threading.Event()
         formula.executor(served.engine).before_sampling = partial(wait_for, has_left)
         leave(served, 100, stream=True)

@@ -180,6 +180,13 @@ class ServerArgs:
         "read after which a client is disconnected.",
         concern="server",
     )
+    sse_keep_alive_interval: float = option(
+        15.0,
+        _SECONDS,
+        "Seconds of silence after which a stream sends an empty event, in the form of its API, "
+        "about a second late; 0 for never.",
+        concern="server",
+    )
     enable_prompt_tokens_details: bool = option(
         False,
         checks.flag,
@@ -297,7 +304,7 @@ class ServerArgs:
         checks.optional(checks.integer("at least 0, or None", low=0)),
         "Maximum number of waiting sequences, beside the running ones; more are refused with 503.",
         concern="limits",
-        unset="4 times max_num_seqs, at least 1024",
+        unset="4 times max_num_seqs, at least 2048",
     )
     max_num_queued_tokens: int | None = option(
         None,

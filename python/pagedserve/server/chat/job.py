@@ -162,6 +162,15 @@ def _echoed(body: ChatBody, role: str) -> str:
     return _last(body, "content") if body.echo and _last(body, "role") == role else ""
 
 
+def _parts(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Split a delta into reasoning, content and single calls: some clients read one of them."""
+    calls = fields.get("tool_calls", ())
+    reasoning = {name: fields[name] for name in _BOTH if name in fields}
+    content = {"content": fields["content"]} if "content" in fields else {}
+    parts = [reasoning, content, *({"tool_calls": [call]} for call in calls)]
+    return [part for part in parts if part] or [{}]
+
+
 @dataclass(slots=True, kw_only=True)
 class ChatChoices:
     """Format of chat choices; see ``Choices``."""
@@ -209,10 +218,7 @@ class ChatChoices:
         choice = self._choice(index, completion)
         if not (fields or choice["finish_reason"] or choice["logprobs"] or "token_ids" in choice):
             return []
-        # OpenAI sends one call in a chunk, and some clients read only the first.
-        parts = [{"tool_calls": [call]} for call in fields.pop("tool_calls", ())] or [{}]
-        parts[0] = fields | parts[0]
-        chunks = [{**choice, "delta": part} for part in parts]
+        chunks = [{**choice, "delta": part} for part in _parts(fields)]
         for earlier in chunks[:-1]:
             earlier |= {"finish_reason": None, "stop_reason": None}
         for later in chunks[1:]:

@@ -20,8 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 from pagedserve.server.http.apis import Api, error_response
 from pagedserve.server.http.errors import ServerError, reported
 
-# Seconds without events after which a stream sends its API's keep-alive.
-KEEP_ALIVE_SECONDS: Final = 15.0
 # Seconds between two checks of a stream.
 _PULSE_SECONDS: Final = 1.0
 
@@ -36,6 +34,7 @@ class Answer(Response):
         streams: bool,
         media_type: str,
         stall_timeout: float,
+        keep_alive_interval: float,
         headers: Callable[[], list[tuple[bytes, bytes]]],
         failure: Callable[[ServerError, Scope], bytes],
         on_end: Callable[[ServerError | None], None],
@@ -47,6 +46,8 @@ class Answer(Response):
             streams: Whether the chunks are events of a stream; else there is one chunk.
             media_type: Content type of a single chunk.
             stall_timeout: Seconds after which a client that reads nothing is disconnected.
+            keep_alive_interval: Seconds without events after which a stream sends its API's
+                keep-alive; 0 for never.
             headers: Returns further headers, when the response starts.
             failure: Creates the event of an error after the start of a stream.
             on_end: Called at the end, with the error that was sent to the client, if any.
@@ -56,6 +57,7 @@ class Answer(Response):
         self._media_type = media_type.encode()
         self._streams = streams
         self._stall_timeout = stall_timeout
+        self._keep_alive_interval = keep_alive_interval
         self._more_headers = headers
         self._failure = failure
         self._on_end = on_end
@@ -153,7 +155,7 @@ class Answer(Response):
             elif self._num_sent < self._num_begun:
                 if clock() - since > self._stall_timeout:
                     work.cancel()
-            elif clock() - since > KEEP_ALIVE_SECONDS:
+            elif 0 < self._keep_alive_interval < clock() - since:
                 await self._send(scope, send, scope["api"].keep_alive)
 
 

@@ -58,7 +58,7 @@ def _openai_error(error: ServerError, request_id: str) -> object:
 OPENAI: Final = Api(
     error_body=_openai_error,
     error_event=b"data: ",
-    keep_alive=b": keep-alive\n\n",
+    keep_alive=b"\n\n",  # load generators take a comment for an event
     stream_end=b"data: [DONE]\n\n",
 )
 

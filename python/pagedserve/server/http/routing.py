@@ -99,6 +99,7 @@ def job_response(job: Job, request: Request) -> Response:
         streams=job.streams,
         media_type=job.media_type,
         stall_timeout=context.args.stall_timeout,
+        keep_alive_interval=context.args.sse_keep_alive_interval,
         headers=partial(load_report, report_format, context.client.snapshot),
         failure=job.failure,
         on_end=partial(_request_ended, job, request),
