@@ -89,14 +89,15 @@ durations: build ## measure how long each file of tests takes: the longest are r
 	-$(MAKE) test-py-all PYTEST="$(PYTEST) --junitxml=$(VENV)/tests.xml"
 	$(BIN)/python -m tests.support.durations $(VENV)/tests.xml
 
-# Importing the other tests takes half a minute.
+# Ray's workers would give way to all that runs beside.  Importing the other tests takes half a minute.
+PYTEST_RAY := RAY_worker_niceness=0 $(PYTEST_ALONE)
 RAY_TESTS = $(shell grep --recursive --files-with-matches --include='test_*.py' mark.ray tests)
 
 test-ray: build ## replicas and ranks on a Ray cluster of this machine, which takes all of it, without the slow tests
-	$(PYTEST_ALONE) -m "ray and not slow" $(RAY_TESTS)
+	$(PYTEST_RAY) -m "ray and not slow" $(RAY_TESTS)
 
 test-ray-all: build
-	$(PYTEST_ALONE) -m ray $(RAY_TESTS)
+	$(PYTEST_RAY) -m ray $(RAY_TESTS)
 
 nightly: build test-all soak grid sweep hostile ## what takes long: slow tests, oracles run again, every kernel compiled, random lives
 	$(PYTEST) -m nightly
