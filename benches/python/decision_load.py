@@ -1,10 +1,10 @@
 """Typed decisions a second of pagedserve's server, and of vLLM's on the same load.
 
-A decision is a request of several questions about a state that was never seen before.  Each round
-starts each server in a process of its own, one after the other, and sends it the same decisions:
-with one client, and with several, once all of the cache's memory has been written.  Both compute in
-the same dtype and cache prefixes.  vLLM decides with Qwen3 alone of the models here, so the model
-is a Qwen3 of SmolLM2-135M's sizes and tokenizer with random weights.
+A decision is a request of several questions about a state that was never seen before.  Both servers
+run from the beginning to the end, and take their decisions in turn, since the speed of a machine
+changes: with one client, and with several, once all of the cache's memory has been written.  Both
+compute in the same dtype and cache prefixes.  vLLM decides with Qwen3 alone of the models here, so
+the model is a Qwen3 of SmolLM2-135M's sizes and tokenizer with random weights.
 
     python benches/python/decision_load.py --vllm-python VENV/bin/python
 """
@@ -16,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPConnection
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +78,21 @@ def decisions_a_second(port: int, bodies: Sequence[bytes], num_clients: int) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both servers round after round, and print the medians and their ratios."""
+    """Measure both servers in turn, and print the medians and their ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--state-tokens", type=int, default=512)
     parser.add_argument("--clients", type=int, default=8, help="at once, besides one alone")
-    parser.add_argument("--decisions", type=int, default=24, help="of each load")
+    parser.add_argument("--decisions", type=int, default=24, help="of each load and turn")
     parser.add_argument(
         "--warm",
         type=int,
         default=120,
         help="decisions before a measurement; 120 write all of the cache's memory once",
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="of each server")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--vllm-python", type=Path, help="the interpreter vllm is installed for")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line")
@@ -99,25 +101,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     programs: dict[str, Path | None] = {"pagedserve": None}
     if options.vllm_python is not None:
         programs["vllm"] = options.vllm_python
+    ports = dict[str, int]()
+    states = {program: map(make, count()) for program in programs}
     loads = (1, options.clients)
     rates: dict[tuple[str, int], list[float]] = {
         (program, load): [] for program in programs for load in loads
     }
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
         save_qwen3(Path(directory))
-        for number in range(options.rounds):
-            for program, python in programs.items():
-                port = free_port()
-                with running(server_command(directory, port, python, options.dtype), port):
-                    before = [make(-1 - number) for number in range(options.warm)]
-                    decisions_a_second(port, before, options.clients)
-                    for place, load in enumerate(loads):
-                        first = place * options.decisions
-                        bodies = [make(first + each) for each in range(options.decisions)]
-                        rate = decisions_a_second(port, bodies, load)
-                        rates[program, load].append(rate)
-                        row = {"program": program, "clients": load, "decisions_per_second": rate}
-                        report("run", {"round": number, **row}, as_json=options.json)
+        for program, python in programs.items():
+            ports[program] = free_port()
+            command = server_command(directory, ports[program], python, options.dtype)
+            servers.enter_context(running(command, ports[program]))
+            before = [*islice(states[program], options.warm)]
+            decisions_a_second(ports[program], before, options.clients)
+        for turn, load, program in product(range(options.turns), loads, programs):
+            bodies = [*islice(states[program], options.decisions)]
+            rate = decisions_a_second(ports[program], bodies, load)
+            rates[program, load].append(rate)
+            row = {"program": program, "clients": load, "decisions_per_second": rate}
+            report("run", {"turn": turn, **row}, as_json=options.json)
     report_table("median", table(rates), as_json=options.json)
 
 
