@@ -65,7 +65,7 @@ def schema_conformance(
     return response_schema_conformance(ctx, response, case)
 
 
-def test_a_stream_of_events_conforms(fuzzed: Served) -> None:
+def test_a_stream_of_events_is_left_out_of_the_comparison(fuzzed: Served) -> None:
     schema = schemathesis.openapi.from_url(f"{fuzzed.http.base_url}/openapi.json")
     said = [{"role": "user", "content": "x"}]
     body: dict[str, Any] = {"model": "formula", "messages": said, "max_tokens": 1, "stream": True}

@@ -24,7 +24,7 @@ from pagedserve.server.tools.fields import Function, FunctionTool
 
 logger = logging.getLogger(__name__)
 
-# Options without effect: those, and former ones that today's Ollama ignores.
+# Options without effect: those of memory and loading, and former ones that today's Ollama ignores.
 _WITHOUT_EFFECT: Final = OLLAMA_HARMLESS | {
     *("rope_frequency_base", "rope_frequency_scale"),
     *("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
