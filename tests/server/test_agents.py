@@ -93,7 +93,7 @@ def test_a_prompt_that_is_too_long_has_the_words_by_which_clients_compact(
         messages: Any = [{"role": "user", "content": "a" * size}]
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="formula", messages=messages)
-        return str(caught.value.body["message"])  # type: ignore[index]
+        return str(caught.value.body["message"])
 
     text = refusal(3000)
     found = {name: re.search(pattern, text) for name, pattern in TOO_LONG.items()}

@@ -116,7 +116,7 @@ def wait_for(
 
 def num_completed(batch: Batch) -> int:
     assert batch.request_counts is not None
-    return batch.request_counts.completed
+    return int(batch.request_counts.completed)
 
 
 def answers(client: openai.OpenAI, file_id: str | None) -> list[Line]:

@@ -136,7 +136,7 @@ HOSTILE: Final = [
 
 
 def test_the_tool_runner_of_the_package(scripted: Script) -> None:
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:
         """Look."""
         return f"rain in {city}"
