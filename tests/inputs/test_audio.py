@@ -1,4 +1,4 @@
-"""Files of audio that join several streams, and MP3 files without a tag that says their length."""
+"""Files of audio: joined streams, MP3 files without a tag that says their length, containers."""
 
 import io
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from pagedserve.errors import RequestError
+from pagedserve.inputs import audio
 from pagedserve.inputs.audio import MAX_STREAMS, audio_of_file
 
+av = pytest.importorskip("av")
 soundfile = pytest.importorskip("soundfile")
 RATE = 16_000
 # Half a second of silence, whose frames have a lower bitrate, and half a second of noise.
@@ -65,3 +67,52 @@ def test_what_joined_files_may_not_have_is_named() -> None:
     empty = file_of("FLAC", rate=1)
     with pytest.raises(RequestError, match="joins 1001 streams; at most 1000 are accepted"):
         audio_of_file(empty * (MAX_STREAMS + 1))
+
+
+def recorded(container: str, codec: str, form: str, layout: str = "mono") -> bytes:
+    """The samples in a container, the second channel half as loud."""
+    file = io.BytesIO()
+    channels = [SAMPLES, SAMPLES / 2] if layout == "stereo" else [SAMPLES]
+    numbers = (np.stack(channels) * 2**15).astype(np.int16)
+    frame = av.AudioFrame.from_ndarray(numbers, format="s16p", layout=layout)
+    frame.sample_rate = RATE
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=RATE, layout=layout)
+        stream.format = form
+        for part in (*av.AudioResampler(format=form).resample(frame), None):
+            output.mux(stream.encode(part))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("layout", "loudness"), [("mono", 1), ("stereo", 0.75)])
+@pytest.mark.parametrize(
+    ("container", "codec", "form"),
+    [("matroska", "pcm_s16le", "s16"), ("ipod", "alac", "s16p"), ("mov", "pcm_s16le", "s16")],
+)
+def test_audio_in_a_container_is_what_was_recorded(
+    container: str, codec: str, form: str, layout: str, loudness: float
+) -> None:
+    found = audio_of_file(recorded(container, codec, form, layout))
+    assert found.sampling_rate == RATE
+    np.testing.assert_allclose(found.samples, SAMPLES * loudness, atol=2**-15)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "form"), [("webm", "libopus", "flt"), ("mp4", "aac", "fltp")]
+)
+def test_what_browsers_record_is_read(container: str, codec: str, form: str) -> None:
+    found = audio_of_file(recorded(container, codec, form))
+    assert 1 <= found.seconds < 1.2
+    half = len(found.samples) // 2
+    quiet, loud = (np.abs(part).mean() for part in np.split(found.samples[: 2 * half], [half]))
+    assert quiet < 0.1 < loud
+
+
+def test_containers_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = recorded("ipod", "alac", "s16p")
+    for broken in (file[:100], b"\x1a\x45\xdf\xa3" + bytes(1000), b"\0\0\0\x18ftyp" + file[:50]):
+        with pytest.raises(RequestError, match="cannot be decoded"):
+            audio_of_file(broken)
+    monkeypatch.setattr(audio, "MAX_SAMPLES", RATE // 2)
+    with pytest.raises(RequestError, match="too long"):
+        audio_of_file(file)

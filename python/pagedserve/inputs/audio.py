@@ -1,9 +1,10 @@
 """Audio of prompts, from Python or from files, before it is resampled for a model.
 
-soundfile is an extra, imported with the first file.
+soundfile and PyAV are extras, imported with the first file.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from importlib import import_module
 from math import ceil
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedserve.errors import RequestError, extra_needed
+from pagedserve.inputs.audio_containers import container_of, decoded_container
 from pagedserve.inputs.audio_streams import streams_of
 
 if TYPE_CHECKING:
@@ -107,17 +109,23 @@ def audio_of_file(content: bytes) -> Audio:
     Raises:
         RequestError: It cannot be decoded, is too long, has no samples, or joins streams of several
             sampling rates.
-        ImportError: soundfile is missing.
+        ImportError: soundfile or PyAV is missing.
     """
+    container = container_of(content)
     with extra_needed("an audio file", "audio"):
-        import soundfile  # noqa: F401
+        import_module("soundfile" if container is None else "av")
     try:
-        streams = streams_of(content)
-        samples, rates, is_whole = _decoded(streams[:MAX_STREAMS])
+        if container is None:
+            streams = streams_of(content)
+            samples, rates, is_whole = _decoded(streams[:MAX_STREAMS])
+        else:
+            streams = [content]
+            samples, rate, is_whole = decoded_container(content, container, MAX_SAMPLES)
+            rates = {rate}
     except Exception as error:  # decoders raise many types
         raise RequestError(
             f"the file of {len(content)} bytes cannot be decoded ({type(error).__name__}); "
-            "accepted are WAV, FLAC, Ogg, MP3 and other formats that libsndfile reads",
+            "accepted are WAV, FLAC, Ogg, MP3, WebM, MP4 and other formats that libsndfile reads",
             param="file",
         ) from error
     is_whole = is_whole and len(samples) <= MAX_SECONDS * min(rates)
