@@ -107,6 +107,8 @@ def test_openais_client(url: str, offline: LLM) -> None:
         assert len(deltas) > 1  # a busy server sends several tokens as one
         assert {event.type for event in deltas} == {"transcript.text.delta"}
         assert "".join(getattr(event, "delta", "") for event in deltas) == in_german
+        chunks = [event.model_extra["choices"][0]["delta"]["content"] for event in deltas]
+        assert "".join(chunks) == in_german
         assert (last.type, getattr(last, "text", "")) == ("transcript.text.done", in_german)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # OpenAI prefers another route

@@ -108,12 +108,16 @@ class SpeechJob(TokenJob):
         yield _event({**head, "choices": [], "usage": self._shown_usage()})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Events in OpenAI's format: deltas of the text, then the whole text."""
+        """Events in OpenAI's format: deltas of the text, then the whole text.
+
+        A delta is also where readers of vLLM's chunks look for it.
+        """
         text = ""
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
                 text += delta
-                yield _event({"type": "transcript.text.delta", "delta": delta})
+                choices = [{"delta": {"content": delta}}]
+                yield _event({"type": "transcript.text.delta", "delta": delta, "choices": choices})
         prompt = sum(self.usage.prompt_tokens.values())
         usage = {
             "type": "tokens",
