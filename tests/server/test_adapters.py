@@ -75,8 +75,10 @@ def test_adapters_come_and_go_while_it_serves(
     serve: Serve, formula: FormulaModel, paths: dict[str, str]
 ) -> None:
     with serve(ENGINE, enable_admin_routes=True) as served:
-        loaded = post(served, "load", lora_name="x", lora_path=paths["a"])
+        body = {"lora_name": "x", "lora_path": paths["a"], "base_model_name": "base"}
+        loaded = post(served, "load", **body)
         assert loaded == (200, "Success: LoRA adapter 'x' added successfully.")
+        assert served.http.get("/v1/models/x").json()["parent"] == "base"
         assert tokens_of(served, "x") == formula.greedy(PROMPT, 8, 1)
         again = {"lora_name": "x", "lora_path": paths["b"]}
         assert post(served, "load", **again) == (
@@ -92,7 +94,9 @@ def test_adapters_come_and_go_while_it_serves(
             "The lora adapter 'x' cannot be found.",
         )
         assert served.complete(model="x", prompt=PROMPT).status_code == 404
-        assert post(served, "load", lora_name="x", lora_path=paths["c"])[0] == 200
+        again = {"lora_name": "x", "lora_path": paths["c"], "base_model_name": ""}
+        assert post(served, "load", **again)[0] == 200
+        assert served.http.get("/v1/models/x").json()["parent"] == "formula"
         assert tokens_of(served, "x") == formula.greedy(PROMPT, 8, 3)
 
 

@@ -13,6 +13,7 @@ class LoadLoraBody(BaseModel):
 
     lora_name: str = Field(min_length=1)
     lora_path: str = Field(min_length=1, pattern=r"^[^\x00]+$")
+    base_model_name: str | None = None
     load_inplace: bool = False
 
 

@@ -55,7 +55,7 @@ def add_adapters(app: FastAPI, context: Context) -> None:
     async def load_lora_adapter(body: LoadLoraBody) -> PlainTextResponse:
         """Load an adapter and serve it under its name."""
         await context.check_ready()
-        module = LoraModule(body.lora_name, body.lora_path)
+        module = LoraModule(body.lora_name, body.lora_path, body.base_model_name or None)
         try:
             await context.adapters.load(module, load_inplace=body.load_inplace)
         except RequestError as error:  # its message names the field that holds the path
