@@ -209,7 +209,7 @@ def test_base64_is_float32_with_the_lowest_byte_first(embedding: Served, offline
         found, vectors(offline, TEXTS[0], pooling_params=params)[0], atol=1e-5
     )
     assert abs(np.linalg.norm(found) - 1) > 1e-3
-    body = {"input": TEXTS[0], "use_activation": False}
+    body = {"input": TEXTS[0], "use_activation": False, "task": "embed", "late_chunking": False}
     (item,) = embedding.http.post("/pooling", json=body).json()["data"]
     np.testing.assert_allclose(item["data"], found, atol=1e-5)
 
@@ -261,7 +261,8 @@ def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
     query = "animals at rest"
     wanted = [score.outputs.score for score in offline.score(query, TEXTS, use_tqdm=False)]
     order = sorted(range(4), key=lambda place: -wanted[place])
-    documents: list[Any] = [{"text": TEXTS[0]}, *TEXTS[1:]]
+    parts = {"content": [{"type": "text", "text": TEXTS[1]}]}
+    documents: list[Any] = [{"text": TEXTS[0]}, parts, *TEXTS[2:]]
     body = {"query": query, "documents": documents, "top_n": 3}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         answer = embedding.http.post(path, json=body).json()
@@ -270,6 +271,7 @@ def test_documents_are_ranked(embedding: Served, offline: LLM) -> None:
             assert result["relevance_score"] == pytest.approx(wanted[result["index"]], abs=1e-5)
             assert result["document"] == {"text": TEXTS[result["index"]]}
     body |= {"return_documents": False, "score_threshold": 0.8, "return_len": "true"}
+    body |= {"raw_scores": False}
     answer = embedding.http.post("/rerank", json=body).json()
     assert set(answer["results"][0]) == {"index", "relevance_score"}
 
@@ -295,7 +297,11 @@ def test_a_cross_encoder_is_given_pairs(
         answer = served.http.post("/score", json=body).json()
         assert [item["score"] for item in answer["data"]] == pytest.approx(wanted, abs=1e-5)
         given = [{"text": documents[0]}, *documents[1:]]
-        body = {"query": "w5 w9", "documents": given}
+        body = {"query": "w5 w9", "documents": given, "use_activation": False}
+        raw = served.http.post("/rerank", json=body).json()["results"]
+        scores = {result["index"]: 1 / (1 + np.exp(-result["relevance_score"])) for result in raw}
+        assert [scores[place] for place in range(3)] == pytest.approx(wanted, abs=1e-5)
+        del body["use_activation"]
         results = served.http.post("/rerank", json=body).json()["results"]
         order = sorted(range(3), key=lambda place: -wanted[place])
         assert [result["index"] for result in results] == order
@@ -348,6 +354,8 @@ def test_classes(tmp_path: Path, tiny_config: dict[str, Any], embedding: Served)
         ("/v1/embeddings", {"messages": CHAT}, "tokenizer has no chat template", "messages"),
         ("/v1/embeddings", {"messages": CHAT, "chat_template": "x"}, "takes none", "chat_template"),
         ("/pooling", {"messages": CHAT, "prompt_name": "query"}, "needs input", "prompt_name"),
+        ("/pooling", {"input": "x", "task": "classify"}, "the model embeds", None),
+        ("/pooling", {"input": "x", "task": "token_embed"}, "'embed' or 'classify'", "task"),
         (
             "/v1/embeddings",
             {"input": "x", "add_special_tokens": False},

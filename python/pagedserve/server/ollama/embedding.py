@@ -53,7 +53,7 @@ async def embed_job(
         timeout=body.timeout,
         input=body.texts,
         dimensions=body.dimensions or None,
-        normalize=True,
+        use_activation=True,
         truncate_prompt_tokens=-1 if body.truncate else None,
     )
     embedding.arrived_with(body.num_bytes)

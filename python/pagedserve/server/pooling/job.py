@@ -32,12 +32,12 @@ from pagedserve.server.pooling.protocol import (
     ClassificationBody,
     EmbeddingBody,
     InputBody,
+    PooledBody,
     PoolingBody,
     RerankBody,
     ScoreBody,
     VectorBody,
 )
-from pagedserve.server.protocol import TextBody
 
 # A text, token ids, two texts, or the request with a conversation.
 GivenPrompt: TypeAlias = str | list[int] | tuple[str, str] | InputBody
@@ -109,18 +109,20 @@ async def embedding_job(context: Context, body: EmbeddingBody, answer_id: str) -
         RequestError: Fields are invalid.
         ServerError: Unknown model, still loading, or a generative model.
     """
-    asked = {"dimensions": body.dimensions, "use_activation": body.normalize}
-    return await _listed_job(context, body, answer_id, "embedding", **asked)
+    return await _listed_job(context, body, answer_id, "embedding")
 
 
 async def pooling_job(context: Context, body: PoolingBody, answer_id: str) -> PoolingJob:
     """Validate a pooling request, as ``embedding_job``."""
-    asked = {"dimensions": body.dimensions, "use_activation": body.use_activation}
-    return await _listed_job(context, body, answer_id, "data", **asked)
+    return await _listed_job(context, body, answer_id, "data", task=body.task)
 
 
 async def _listed_job(
-    context: Context, body: VectorBody, answer_id: str, field: str, **asked: Any
+    context: Context,
+    body: VectorBody,
+    answer_id: str,
+    field: str,
+    task: PoolingTask | None = None,
 ) -> PoolingJob:
     """Create a job with one vector per prompt, in a field of that name."""
     kind = "embedding" if field == "embedding" else "pooling"
@@ -140,7 +142,7 @@ async def _listed_job(
         body,
         answer_id,
         task="embed" if field == "embedding" else "encode",
-        params=_params(body, prompt_name=body.prompt_name, **asked),
+        params=_params(body, prompt_name=body.prompt_name, dimensions=body.dimensions, task=task),
         prompts=_given(body),
         field="input" if body.messages is None else "messages",
         shape=shape,
@@ -171,7 +173,7 @@ async def classification_job(
         body,
         answer_id,
         task="classify",
-        params=_params(body, use_activation=body.use_activation),
+        params=_params(body),
         prompts=_given(body),
         field="input" if body.messages is None else "messages",
         shape=shape,
@@ -230,7 +232,7 @@ def _given(body: InputBody) -> Sequence[GivenPrompt]:
 
 async def _scored(
     context: Context,
-    body: TextBody,
+    body: PooledBody,
     answer_id: str,
     *,
     pairs: Sequence[tuple[str, str]],
@@ -260,13 +262,17 @@ async def _scored(
     )
 
 
-def _params(body: TextBody, **asked: Any) -> PoolingParams:
-    return PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, **asked)
+def _params(body: PooledBody, **asked: Any) -> PoolingParams:
+    return PoolingParams(
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        use_activation=body.use_activation,
+        **asked,
+    )
 
 
 async def _job(
     context: Context,
-    body: TextBody,
+    body: PooledBody,
     answer_id: str,
     *,
     task: PoolingTask,

@@ -11,7 +11,17 @@ from pagedserve.server.protocol import ABSENT, HARMLESS, TemplatedBody, TextBody
 class PooledBody(TextBody):
     """Fields of all requests; the first tokens of a truncated text are kept."""
 
-    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {"truncation_side": ("right",)}
+    absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {
+        "truncation_side": ("right",),
+        "encoding_format": ("float",),
+        "late_chunking": (False,),  # of Jina
+        "modality": ("text",),  # of Infinity, as the next
+        "raw_scores": (False,),
+    }
+
+    use_activation: bool | None = Field(
+        default=None, validation_alias=AliasChoices("use_activation", "normalize")
+    )
 
 
 class InputBody(PooledBody, TemplatedBody):
@@ -35,29 +45,19 @@ class VectorBody(InputBody):
 class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
 
-    normalize: bool | None = Field(
-        default=None, validation_alias=AliasChoices("normalize", "use_activation")
-    )
-
 
 class PoolingBody(VectorBody):
     """``POST /pooling``."""
 
-    use_activation: bool | None = None
+    task: Literal["embed", "classify"] | None = None
 
 
 class ClassificationBody(InputBody):
     """``POST /classify``."""
 
-    use_activation: bool | None = None
-
 
 class ScoreBody(PooledBody):
     """``POST /score``; vLLM has several names of each field."""
-
-    absent: ClassVar[dict[str, tuple[object, ...]]] = PooledBody.absent | {
-        "encoding_format": ("float",)
-    }
 
     text_1: str | list[str] = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
     text_2: str | list[str] = Field(
@@ -73,6 +73,24 @@ class Document(NullsLeftOut):
     text: str
 
 
+class TextPart(NullsLeftOut):
+    """A part of a document."""
+
+    type: Literal["text"]
+    text: str
+
+
+class DocumentOfParts(NullsLeftOut):
+    """A document to rank, as Dify sends it where it expects images."""
+
+    content: list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Its parts, a line each."""
+        return "\n".join(part.text for part in self.content)
+
+
 class RerankBody(PooledBody):
     """``POST /rerank``, as clients of Jina and Cohere send it."""
 
@@ -80,7 +98,7 @@ class RerankBody(PooledBody):
     harmless: ClassVar[frozenset[str]] = HARMLESS | {"return_len", "score_threshold"}
 
     query: str
-    documents: list[str | Document]
+    documents: list[str | Document | DocumentOfParts]
     top_n: int | None = Field(default=None, ge=0)  # vLLM's default is 0, for all
     return_documents: bool = True
 
