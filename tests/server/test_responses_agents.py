@@ -192,3 +192,29 @@ def test_items_of_stored_responses_are_referred_to(server: Served, client: opena
     for dropped in (call.id, third.output[0].id):
         with pytest.raises(openai.NotFoundError, match=f"no item '{dropped}' is stored"):
             create(client, input=[{"type": "item_reference", "id": dropped}])
+
+
+def test_reasoning_comes_back_in_what_a_client_cannot_read(client: openai.OpenAI) -> None:
+    """Spring AI, langchain4j and the Codex CLI send nothing else of it."""
+    given: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
+    given |= says("<think>So.</think>Yes.")
+    (done, *_) = (
+        event.item
+        for event in streamed(client, **given)
+        if event.type == "response.output_item.done"
+    )
+    thought, message = create(client, **given).output
+    assert thought.encrypted_content == done.encrypted_content
+    for kept, size in (
+        (thought.encrypted_content, len("u:x;a<So.>:Yes.;u:y|a:")),
+        ("gAAAAABo", len("u:x;a:Yes.;u:y|a:")),  # another server's
+        ("base64:/w==", len("u:x;a:Yes.;u:y|a:")),
+    ):
+        items: list[Any] = [
+            {"role": "user", "content": "x"},
+            {"type": "reasoning", "id": thought.id, "summary": [], "encrypted_content": kept},
+            message.to_dict(),
+            {"role": "user", "content": "y"},
+        ]
+        answer = create(client, input=items, **says("Ok."))
+        assert answer.usage.input_tokens == size

@@ -1,5 +1,6 @@
 """Items of a conversation in the Responses API, and their messages for the chat template."""
 
+import base64
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ from pagedserve.server.tools.cut_arguments import completed
 
 # Parts of a message: as in a chat's messages.
 _MAX_PARTS: Final = 1024
+# Start of the text of reasoning where clients keep what another server has encrypted.
+_OPAQUE: Final = "base64:"
 
 
 class _Item(NullsLeftOut):
@@ -144,7 +147,15 @@ class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default_factory=list)
     content: list[ReasoningText] = Field(default_factory=list)
+    encrypted_content: str | None = None
     status: _Status | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content, else its summary, else what a client cannot read of it."""
+        if parts := self.content or self.summary:
+            return "".join(part.text for part in parts)
+        return _read_opaque(self.encrypted_content or "")
 
 
 class AdditionalToolsItem(_Item):
@@ -302,8 +313,22 @@ def _message_of(item: _MessageKinds) -> dict[str, Any]:
         return _message_of_call(item, "function", {"arguments": completed(item.arguments)})
     if isinstance(item, CustomCallItem):
         return _message_of_call(item, "custom", {"input": item.input})
-    text = "".join(part.text for part in item.content or item.summary)
-    return {"role": "assistant", "content": "", "reasoning": text}
+    return {"role": "assistant", "content": "", "reasoning": item.text}
+
+
+def opaque(text: str) -> str:
+    """Text of reasoning for clients that send nothing back but what they cannot read."""
+    return _OPAQUE + base64.b64encode(text.encode()).decode()
+
+
+def _read_opaque(given: str) -> str:
+    """The text of `opaque`; empty for what another server made."""
+    if not given.startswith(_OPAQUE):
+        return ""
+    try:
+        return base64.b64decode(given.removeprefix(_OPAQUE), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def _message_of_call(

@@ -26,7 +26,7 @@ from pagedserve.server.logprobs import chat_logprobs
 from pagedserve.server.responses.chat import NAMES, chat_of
 from pagedserve.server.responses.items import ITEMS, Item, items_of, references_of, tools_of
 from pagedserve.server.responses.output import Event, Output
-from pagedserve.server.responses.protocol import ResponsesBody
+from pagedserve.server.responses.protocol import OPAQUE_REASONING, ResponsesBody
 from pagedserve.server.responses.store import Key, Stored
 from pagedserve.server.responses.tools import Tool, name_of, names_of_calls, returned_tools
 from pagedserve.server.tokenization import Tokenization, token_ids_of
@@ -72,7 +72,11 @@ async def responses_job(context: Context, body: ResponsesBody, owner: bytes) -> 
         chat=chat,
         owner=owner,
         items=given,
-        output=Output(names_of_calls(tools), summarizes=_requested_summary(body) is not None),
+        output=Output(
+            names_of_calls(tools),
+            summarizes=_requested_summary(body) is not None,
+            has_opaque=OPAQUE_REASONING in body.include,
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pagedserve.server.responses.items import new_id
+from pagedserve.server.responses.items import new_id, opaque
 
 # Type of an event, and its fields besides the type and the sequence number.
 Event: TypeAlias = tuple[str, dict[str, Any]]
@@ -60,11 +60,13 @@ class Output:
     Attributes:
         names_of_calls: Fields of calls of tools in namespaces, by the name that the model writes.
         summarizes: Whether reasoning is sent as its summary, whole.
+        has_opaque: Whether reasoning is sent once more, in ``encrypted_content``.
         items: Items as in the response.
     """
 
     names_of_calls: Mapping[str, Mapping[str, str]]
     summarizes: bool = False
+    has_opaque: bool = False
     items: list[dict[str, Any]] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -155,7 +157,9 @@ class Output:
         form, text = self._form, "".join(self._text)
         if form.part is None:
             return {form.text: text}
-        return {form.part.field: [_part(form.part.kind, text, self._logprobs)]}
+        is_opaque = self.has_opaque and self.items[-1]["type"] == "reasoning"
+        more = {"encrypted_content": opaque(text)} if is_opaque else {}
+        return {form.part.field: [_part(form.part.kind, text, self._logprobs)], **more}
 
     def _begin(self, kind: str, fields: dict[str, Any]) -> list[Event]:
         """Open an item, unless one of its type is open."""

@@ -16,6 +16,7 @@ from pagedserve.server.tools.fields import ToolName
 
 _MAX_TOP_LOGPROBS: Final = 20
 LOGPROBS: Final = "message.output_text.logprobs"
+OPAQUE_REASONING: Final = "reasoning.encrypted_content"
 
 
 class NamedTool(ToolName):
@@ -92,8 +93,8 @@ class Reasoning(NullsLeftOut):
 
 Include: TypeAlias = Literal[
     "message.output_text.logprobs",
-    # Passed over: reasoning and images are never left out, and there are no tools of these kinds.
     "reasoning.encrypted_content",
+    # Passed over: images are never left out, and there are no tools of these kinds.
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -229,6 +230,7 @@ class OutputReasoning(BaseModel):
     status: _Status
     summary: list[OutputSummaryText]
     content: list[OutputReasoningText]
+    encrypted_content: str | None = None
 
 
 OutputItem: TypeAlias = Annotated[
