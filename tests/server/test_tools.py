@@ -81,6 +81,7 @@ def streamed(client: openai.OpenAI, **given: Any) -> dict[str, Any]:
                 known["id"] = call.id or known["id"]
                 known["name"] = call.function.name or known["name"]
                 known["arguments"] += call.function.arguments or ""
+                assert call.id or call.function.arguments, "LangChainGo reads it as another call"
     return message
 
 

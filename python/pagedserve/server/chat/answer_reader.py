@@ -335,6 +335,8 @@ class AnswerReader:
     ) -> dict[str, Any]:
         """Fields of the next text of a choice, after the reasoning before a forced call."""
         if reading.named is not None:
+            if reading.num_calls and not text:  # some clients read it as another call
+                return {}
             calls = [self._named_call(reading, text, is_delta=is_delta)]
             return {"tool_calls": calls} if is_delta else {"content": None, "tool_calls": calls}
         parts = reading.stream.feed(text, is_last=is_last)
