@@ -321,3 +321,23 @@ def test_instructions_between_turns_are_served_where_the_template_refuses_them(
         assert message["content"][0]["text"] == text
         response = answer("/v1/responses", input=late, max_output_tokens=8)
         assert response["output"][0]["content"][0]["text"] == text
+
+
+def test_ids_of_calls_have_the_length_that_a_template_requires(serve: Serve) -> None:
+    """Gptel sends ids back with a prefix, and other clients those of another model's calls."""
+    show = "{% if id | length != 9 %}{{ raise_exception('no') }}{% endif %}{{ id }}."
+    calls = f"{{% for call in m.tool_calls or [] %}}{{% set id = call.id %}}{show}{{% endfor %}}"
+    result = f"{{% if m.tool_call_id %}}{{% set id = m.tool_call_id %}}{show}{{% endif %}}"
+    template = f"{{% for m in messages %}}{calls}{result}{{% endfor %}}{{# tools #}}"
+    given = ("call_aB3dE5gH1", "aB3dE5gH1", "call_0123456789abcdef01234567", "toolu_x")
+    shown = ("aB3dE5gH1", "aB3dE5gH1", "f01234567", "000toolux")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "look"}]
+    for call_id in given:
+        function = {"name": "look", "arguments": "{}"}
+        call = {"id": call_id, "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": "seen"})
+    with serve(chat_template=template, tool_call_parser="mistral") as served:
+        tokens = served.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        text = served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        assert text == "".join(f"{each}.{each}." for each in shown)

@@ -25,7 +25,7 @@ from pagedserve.server.protocol import Body, TemplatedBody
 from pagedserve.server.tokens.protocol import TokenizerInfo
 from pagedserve.server.tools.custom import with_functions
 from pagedserve.server.tools.fields import lark_inputs
-from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pagedserve.server.tools.formats import TOOL_FORMATS, ToolFormat, tool_format_of, with_ids
 from pagedserve.server.tools.generic import plain_conversation
 from pagedserve.tokenizer import Tokenizer
 
@@ -318,6 +318,8 @@ class Tokenization:
             verbatim = lark_inputs(body.usable_tools)
             messages = plain_conversation(messages, tools or (), verbatim, has_system=has_system)
             tools = None
+        if known is not None and known.id_length is not None:
+            messages = with_ids(messages, known.id_length)
         return render(
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

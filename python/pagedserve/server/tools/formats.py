@@ -5,10 +5,10 @@ common (`pagedserve.server.tools.tag_stream`).  The names are those of vLLM's pa
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagedserve.server.tools.ends import (
     JSON_STRINGS,
@@ -31,6 +31,9 @@ from pagedserve.server.tools.readers import (
     read_mistral,
     read_pythonic,
 )
+
+if TYPE_CHECKING:  # it imports numpy, and the options of the server name the formats
+    from pagedserve.inputs.chat import Conversation, Message
 
 # The variable of a template that has the tools.
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
@@ -143,6 +146,28 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     ),
     "generic": ToolFormat(starts=(START,), end=END, read=read_json, is_generic=True),
 }
+
+
+def with_ids(messages: "Conversation", length: int) -> "list[Message]":
+    """Give the ids of calls and results a length: the last letters and digits, after zeros.
+
+    Clients send ids back with a prefix, and those that another model's calls had.
+    """
+    found: list[Message] = []
+    for message in messages:
+        if isinstance(calls := message.get("tool_calls"), list):
+            calls = [_with_id(call, "id", length) for call in calls]
+            found.append({**message, "tool_calls": calls})
+        else:
+            found.append(_with_id(message, "tool_call_id", length))
+    return found
+
+
+def _with_id(given: Any, name: str, length: int) -> Any:
+    if not isinstance(given, Mapping) or not isinstance(given.get(name), str):
+        return given
+    kept = "".join(char for char in given[name] if char.isascii() and char.isalnum())
+    return {**given, name: kept[-length:].rjust(length, "0")}
 
 
 @lru_cache(maxsize=16)
