@@ -341,3 +341,11 @@ def test_ids_of_calls_have_the_length_that_a_template_requires(serve: Serve) -> 
         tokens = served.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
         text = served.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
         assert text == "".join(f"{each}.{each}." for each in shown)
+
+
+def test_tags_that_are_special_tokens_are_kept() -> None:
+    """The routers of vLLM and SGLang request in every chat that special tokens be left out."""
+    body = body_of(skip_special_tokens=True)
+    for shows_tags in (True, False):
+        params = chat_params(body, SamplingParams(), shows_tags=shows_tags)
+        assert params.skip_special_tokens is not shows_tags

@@ -419,6 +419,11 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
         "diagnostics": {"previous_message_id": None},
         "reasoning": {"summary": "auto"},
         "reasoning_format": "auto",
+        "do_sample": True,
+        "no_stop_trim": False,
+        "return_hidden_states": False,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
     }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
     assert shared.http.post("/v1/chat/completions", json=given).status_code == 200

@@ -78,7 +78,7 @@ def chat_params(
         default: Default sampling parameters of the model.
         tools: Tool call format; None if it is unknown.
         token_ids: Token ids of the format's start tags that consist of added tokens.
-        shows_tags: Whether to keep special tokens, if the request does not set it.
+        shows_tags: Whether to keep special tokens, whatever the request sets.
         closes: Whether objects of tools and strict schemas have only properties that these name.
 
     Raises:
@@ -99,7 +99,7 @@ def chat_params(
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["prompt_logprobs"] = body.prompt_logprobs
     if shows_tags:
-        given.setdefault("skip_special_tokens", False)
+        given["skip_special_tokens"] = False
     if (forced := forced_by_choice(body, closes=closes)) is not None:
         text = given["structured_outputs"]
         if text is not None and text.given_as != "response_format":  # which a call does not have

@@ -90,6 +90,11 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "reasoning_format": ("auto", "deepseek"),
     "repetition_detection": (),
     "logprob_token_ids": (),
+    "do_sample": (True,),
+    "no_stop_trim": (False,),  # of SGLang, as the next three; its router and vLLM's send them
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "timestamp_granularities[]": (),
     "include[]": (),
     "chunking_strategy": ("auto",),
