@@ -67,6 +67,8 @@ const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
 /// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
 pub(crate) const MOST_ROWS: usize = 64;
+/// Rows by which a product is divided into chunks.
+const TILE_ROWS: usize = 16;
 /// The most rows that are converted at once.
 const CHUNK_ROWS: usize = 512;
 
@@ -277,7 +279,7 @@ impl Product<'_> {
     unsafe fn run_widened(&self, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         let mut wide = WIDE.take();
-        for part in self.in_chunks(CHUNK_ROWS) {
+        for part in self.in_chunks(self.num_rows.div_ceil(CHUNK_ROWS)) {
             let [to] = pieces(&mut wide, [part.num_rows * len]);
             let Matrix { pointer: from, stride } = part.input;
             let work = Rowwise::Widen { from, stride, len, to };
@@ -296,7 +298,7 @@ impl Product<'_> {
     unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         let mut memory = ROWS.take();
-        for part in self.in_chunks(CHUNK_ROWS) {
+        for part in self.in_chunks(self.num_rows.div_ceil(CHUNK_ROWS)) {
             let rows = ByteRows::new(&mut memory, part.num_rows, len, group);
             let from = (part.input, part.rows);
             // SAFETY: the caller's promise; the buffer can hold the rows.
@@ -306,17 +308,19 @@ impl Product<'_> {
         ROWS.set(memory);
     }
 
-    /// The products of up to `most` rows each, whole tiles and about as many, one chunk after another.
-    fn in_chunks(&self, most: usize) -> impl Iterator<Item = Product<'_>> {
-        let num_rows = self.num_rows.div_ceil(self.num_rows.div_ceil(most));
-        let num_rows = num_rows.next_multiple_of(MOST_ROWS);
-        (0..self.num_rows).step_by(num_rows).map(move |first| {
+    /// The products of chunks of rows, whole tiles and about as many in each.
+    fn in_chunks(&self, num_chunks: usize) -> impl Iterator<Item = Product<'_>> {
+        let num_tiles = self.num_rows.div_ceil(TILE_ROWS);
+        let start_of =
+            move |chunk: usize| (chunk * num_tiles / num_chunks * TILE_ROWS).min(self.num_rows);
+        (0..num_chunks).map(move |chunk| {
+            let first = start_of(chunk);
             let from = |matrix: Matrix, dtype: DType| {
                 let bytes = first * matrix.stride * dtype.size();
                 Matrix { pointer: matrix.pointer.wrapping_add(bytes), ..matrix }
             };
             Product {
-                num_rows: num_rows.min(self.num_rows - first),
+                num_rows: start_of(chunk + 1) - first,
                 input: from(self.input, self.rows),
                 output: from(self.output, self.output_dtype),
                 additions: (self.additions.0, self.additions.1 + first),

@@ -13,7 +13,8 @@
 //!
 //! Three products of bfloat16, each ten times as fast as one of float32, and half of its weights'
 //! bytes.  Each panel of weights meets all rows of a chunk, which stay in the second cache: 768 rows
-//! of float32 and 2,048 of bfloat16, of 576 to 1,536 inputs, took a fifth longer without.
+//! of float32 and 2,048 of bfloat16, of 576 to 1,536 inputs, took a fifth longer without.  A chunk is
+//! one thread's: reading rows that another has written made prompts of float32 take 8 % longer.
 
 use std::cell::Cell;
 
@@ -31,15 +32,10 @@ thread_local! {
     static DIVIDED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Rows of a chunk that stays in the second cache, by the bytes of a row; None where each weight
-/// would meet too few rows and parts of them: each chunk reads all weights.
-fn rows_in_cache(row_bytes: usize, parts: usize) -> Option<usize> {
-    /// Half of a cache of 2 MiB; weights and sums take the rest.
-    const BYTES: usize = 1 << 20;
-    const FEWEST: usize = 192;
-    let fitting = BYTES / row_bytes;
-    (fitting * parts >= FEWEST).then(|| fitting.next_multiple_of(MOST_ROWS))
-}
+/// The fewest rows of a chunk, each of its parts counted, as a chunk reads all weights.
+const FEWEST_ROWS: usize = 192;
+/// Chunks of a thread where rows are many, so that a thread takes what is left of a slower one's.
+const CHUNKS_OF_THREAD: usize = 2;
 
 impl Product<'_> {
     /// Sums of an item of bfloat16 rows, or of rows in parts.
@@ -60,43 +56,74 @@ impl Product<'_> {
         unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
     }
 
-    /// Runs the product, chunk after chunk.
+    /// Runs the product, each thread chunks of rows that stay in its second cache; where rows are
+    /// few, all threads one chunk after another.
     ///
     /// # Safety
     /// That of [`super::linear`].
     pub(super) unsafe fn run_by_amx(&self, execution: &Execution<'_>) {
-        if self.rows == DType::Float32 {
-            // SAFETY: the caller's promise.
-            return unsafe { self.run_in_parts(execution) };
+        let (most_rows, parts) = self.rows_of_chunk();
+        let num_chunks = self.num_rows.div_ceil(most_rows);
+        let num_threads = execution.num_threads.max(1);
+        let most_chunks = self.num_rows * parts / FEWEST_ROWS;
+        if most_chunks < num_threads {
+            for chunk in self.in_chunks(num_chunks) {
+                // SAFETY: the caller's promise.
+                unsafe { chunk.run_chunk(execution) };
+            }
+            return;
         }
-        let row_bytes = self.weights.in_features * self.rows.size();
-        let num_rows = rows_in_cache(row_bytes, 1).unwrap_or(self.num_rows);
-        self.in_chunks(num_rows).for_each(|part| part.run(execution));
+        let num_even = num_chunks.max(CHUNKS_OF_THREAD * num_threads).next_multiple_of(num_threads);
+        let num_chunks = num_even.min(most_chunks - most_chunks % num_threads);
+        let chunks: Vec<_> = self.in_chunks(num_chunks).collect();
+        let alone = Execution { num_threads: 1, ..*execution };
+        // SAFETY: the caller's promise; chunks share no row.
+        execution.for_each(chunks.len(), &|chunk| unsafe { chunks[chunk].run_chunk(&alone) });
     }
 
-    /// Runs the product on float32 rows that are divided into parts first.
+    /// Runs the product of a chunk.
     ///
     /// # Safety
     /// That of [`super::linear`].
-    unsafe fn run_in_parts(&self, execution: &Execution<'_>) {
-        let len = self.weights.in_features;
-        // An odd number of cache lines: rows of a tile do not meet in the same few sets of a cache.
-        let stride = (len.div_ceil(LINE) | 1) * LINE;
-        let row_bytes = stride * (size_of::<f32>() + PARTS * size_of::<BFloat16>());
-        let num_rows = rows_in_cache(row_bytes, PARTS).unwrap_or(CHUNK_ROWS).min(CHUNK_ROWS);
-        let mut memory = DIVIDED.take();
-        for part in self.in_chunks(num_rows) {
-            let [divided] = pieces(&mut memory, [PARTS * part.num_rows * stride / 2]);
-            #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
-            let from = part.input.pointer.cast::<f32>();
-            let to = divided.cast::<BFloat16>();
-            let work =
-                Rowwise::Divide { from, stride: part.input.stride, len, to, to_stride: stride };
-            // SAFETY: the caller's promise; the buffer can hold the parts.
-            unsafe { for_rows(work, DType::Float32, part.num_rows, PARTS * len, execution) };
-            let input = Matrix { pointer: divided.cast(), stride: PARTS * stride };
-            Product { input, rows: DType::BFloat16, parts: PARTS, ..part }.run(execution);
+    unsafe fn run_chunk(&self, execution: &Execution<'_>) {
+        if self.rows != DType::Float32 {
+            return self.run(execution);
         }
+        let len = self.weights.in_features;
+        let stride = stride_of_parts(len);
+        let mut memory = DIVIDED.take();
+        let [divided] = pieces(&mut memory, [PARTS * self.num_rows * stride / 2]);
+        #[expect(clippy::cast_ptr_alignment, reason = "checked: a multiple of 4")]
+        let from = self.input.pointer.cast::<f32>();
+        let to = divided.cast::<BFloat16>();
+        let work = Rowwise::Divide { from, stride: self.input.stride, len, to, to_stride: stride };
+        // SAFETY: the caller's promise; the buffer can hold the parts.
+        unsafe { for_rows(work, DType::Float32, self.num_rows, PARTS * len, execution) };
+        let input = Matrix { pointer: divided.cast(), stride: PARTS * stride };
+        Product { input, rows: DType::BFloat16, parts: PARTS, ..*self }.run(execution);
         DIVIDED.set(memory);
     }
+
+    /// The most rows of a chunk, which stay in the second cache, and parts of a row.
+    fn rows_of_chunk(&self) -> (usize, usize) {
+        /// Half of a cache of 2 MiB; weights and sums take the rest.
+        const BYTES: usize = 1 << 20;
+        let len = self.weights.in_features;
+        let (row_bytes, parts, most) = match self.rows {
+            DType::Float32 => {
+                let part_bytes = PARTS * size_of::<BFloat16>();
+                (stride_of_parts(len) * (size_of::<f32>() + part_bytes), PARTS, CHUNK_ROWS)
+            }
+            rows => (len * rows.size(), 1, self.num_rows),
+        };
+        let fitting = BYTES / row_bytes;
+        let is_enough = fitting * parts >= FEWEST_ROWS;
+        (if is_enough { fitting.next_multiple_of(MOST_ROWS) } else { most }, parts)
+    }
+}
+
+/// Numbers from a part of a row to the next: an odd number of cache lines, so that rows of a tile do
+/// not meet in the same few sets of a cache.
+fn stride_of_parts(len: usize) -> usize {
+    (len.div_ceil(LINE) | 1) * LINE
 }
