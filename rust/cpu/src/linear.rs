@@ -33,6 +33,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod chunks;
 mod weights;
 
 use std::cell::Cell;
@@ -53,6 +54,8 @@ use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Instructions, Kernel, Vectors};
 
+use chunks::FEWEST_ROWS;
+
 pub use weights::{Panels, Weights};
 
 /// Output features of a panel.
@@ -67,8 +70,6 @@ const FEW_ROWS: usize = 24;
 const MANY_ROWS: usize = 48;
 /// The most rows of an item: those that AMX multiplies, whole pairs of tiles.
 pub(crate) const MOST_ROWS: usize = 64;
-/// Rows by which a product is divided into chunks.
-const TILE_ROWS: usize = 16;
 /// The most rows that are converted at once.
 const CHUNK_ROWS: usize = 512;
 
@@ -297,36 +298,15 @@ impl Product<'_> {
     /// That of [`linear`].
     unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
         let len = self.weights.in_features;
-        let mut memory = ROWS.take();
-        for part in self.in_chunks(self.num_rows.div_ceil(CHUNK_ROWS)) {
+        self.for_chunks(CHUNK_ROWS, FEWEST_ROWS, execution, &|part, execution| {
+            let mut memory = ROWS.take();
             let rows = ByteRows::new(&mut memory, part.num_rows, len, group);
             let from = (part.input, part.rows);
             // SAFETY: the caller's promise; the buffer can hold the rows.
             unsafe { quantise_rows(from, len, part.num_rows, &rows, execution) };
-            Product { bytes: Some(rows), ..part }.run(execution);
-        }
-        ROWS.set(memory);
-    }
-
-    /// The products of chunks of rows, whole tiles and about as many in each.
-    fn in_chunks(&self, num_chunks: usize) -> impl Iterator<Item = Product<'_>> {
-        let num_tiles = self.num_rows.div_ceil(TILE_ROWS);
-        let start_of =
-            move |chunk: usize| (chunk * num_tiles / num_chunks * TILE_ROWS).min(self.num_rows);
-        (0..num_chunks).map(move |chunk| {
-            let first = start_of(chunk);
-            let from = |matrix: Matrix, dtype: DType| {
-                let bytes = first * matrix.stride * dtype.size();
-                Matrix { pointer: matrix.pointer.wrapping_add(bytes), ..matrix }
-            };
-            Product {
-                num_rows: start_of(chunk + 1) - first,
-                input: from(self.input, self.rows),
-                output: from(self.output, self.output_dtype),
-                additions: (self.additions.0, self.additions.1 + first),
-                ..*self
-            }
-        })
+            Product { bytes: Some(rows), ..*part }.run(execution);
+            ROWS.set(memory);
+        });
     }
 
     fn rows_per_item(&self) -> usize {

@@ -13,11 +13,11 @@
 //!
 //! Three products of bfloat16, each ten times as fast as one of float32, and half of its weights'
 //! bytes.  Each panel of weights meets all rows of a chunk, which stay in the second cache: 768 rows
-//! of float32 and 2,048 of bfloat16, of 576 to 1,536 inputs, took a fifth longer without.  A chunk is
-//! one thread's: reading rows that another has written made prompts of float32 take 8 % longer.
+//! of float32 and 2,048 of bfloat16, of 576 to 1,536 inputs, took a fifth longer without.
 
 use std::cell::Cell;
 
+use super::chunks::FEWEST_ROWS;
 use super::{CHUNK_ROWS, MOST_ROWS, Matrix, PANEL_FEATURES, Product};
 use crate::elementwise::{PARTS, Rowwise, for_rows};
 use crate::number::{BFloat16, DType, PANEL};
@@ -31,11 +31,6 @@ const LINE: usize = 32;
 thread_local! {
     static DIVIDED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
-
-/// The fewest rows of a chunk, each of its parts counted, as a chunk reads all weights.
-const FEWEST_ROWS: usize = 192;
-/// Chunks of a thread where rows are many, so that a thread takes what is left of a slower one's.
-const CHUNKS_OF_THREAD: usize = 2;
 
 impl Product<'_> {
     /// Sums of an item of bfloat16 rows, or of rows in parts.
@@ -63,22 +58,15 @@ impl Product<'_> {
     /// That of [`super::linear`].
     pub(super) unsafe fn run_by_amx(&self, execution: &Execution<'_>) {
         let (most_rows, parts) = self.rows_of_chunk();
-        let num_chunks = self.num_rows.div_ceil(most_rows);
-        let num_threads = execution.num_threads.max(1);
-        let most_chunks = self.num_rows * parts / FEWEST_ROWS;
-        if most_chunks < num_threads {
-            for chunk in self.in_chunks(num_chunks) {
-                // SAFETY: the caller's promise.
-                unsafe { chunk.run_chunk(execution) };
-            }
-            return;
-        }
-        let num_even = num_chunks.max(CHUNKS_OF_THREAD * num_threads).next_multiple_of(num_threads);
-        let num_chunks = num_even.min(most_chunks - most_chunks % num_threads);
-        let chunks: Vec<_> = self.in_chunks(num_chunks).collect();
-        let alone = Execution { num_threads: 1, ..*execution };
         // SAFETY: the caller's promise; chunks share no row.
-        execution.for_each(chunks.len(), &|chunk| unsafe { chunks[chunk].run_chunk(&alone) });
+        self.for_chunks(
+            most_rows,
+            FEWEST_ROWS.div_ceil(parts),
+            execution,
+            &|chunk, execution| unsafe {
+                chunk.run_chunk(execution);
+            },
+        );
     }
 
     /// Runs the product of a chunk.
