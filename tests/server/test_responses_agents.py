@@ -206,9 +206,9 @@ def test_reasoning_comes_back_in_what_a_client_cannot_read(client: openai.OpenAI
     thought, message = create(client, **given).output
     assert thought.encrypted_content == done.encrypted_content
     for kept, size in (
-        (thought.encrypted_content, len("u:x;a<So.>:Yes.;u:y|a:")),
-        ("gAAAAABo", len("u:x;a:Yes.;u:y|a:")),  # another server's
-        ("base64:/w==", len("u:x;a:Yes.;u:y|a:")),
+        (thought.encrypted_content, len("u:x;a<So.>:Yes.;u:y;|a:")),
+        ("gAAAAABo", len("u:x;a:Yes.;u:y;|a:")),  # another server's
+        ("base64:/w==", len("u:x;a:Yes.;u:y;|a:")),
     ):
         items: list[Any] = [
             {"role": "user", "content": "x"},

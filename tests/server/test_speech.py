@@ -298,10 +298,12 @@ def test_a_server_of_text_hears_nothing(shared: Served) -> None:
 
 
 def test_a_missing_package_is_named(hearing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    answer = post(hearing, file_of(sounds(1)[0]))
-    assert answer.status_code == 501
-    assert "pip install 'soundfile>=" in answer.json()["error"]["message"]
+    for package, file in ("soundfile", file_of(sounds(1)[0])), ("av", b"\0\0\0\x18ftypM4A "):
+        monkeypatch.setitem(sys.modules, package, None)
+        answer = post(hearing, file)
+        assert answer.status_code == 501
+        said = f"an audio file needs {package}, which is not installed: pip install 'av>="
+        assert answer.json()["error"]["message"].startswith(said)
 
 
 def test_a_file_that_cannot_be_touches_no_other(hearing: Served, offline: LLM) -> None:

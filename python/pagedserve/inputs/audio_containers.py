@@ -42,7 +42,7 @@ def decoded_container(
 
     parts: list[NDArray[np.float32]] = []
     num_left = most
-    with av.open(BytesIO(content), format=container) as file:
+    with av.open(BytesIO(content), "r", format=container) as file:
         if not file.streams.audio:
             raise ValueError("no audio")
         to_floats = av.AudioResampler(format="fltp")

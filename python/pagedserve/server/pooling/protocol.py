@@ -73,7 +73,7 @@ class Document(NullsLeftOut):
     text: str
 
 
-class TextPart(NullsLeftOut):
+class DocumentPart(NullsLeftOut):
     """A part of a document."""
 
     type: Literal["text"]
@@ -83,7 +83,7 @@ class TextPart(NullsLeftOut):
 class DocumentOfParts(NullsLeftOut):
     """A document to rank, as Dify sends it where it expects images."""
 
-    content: list[TextPart]
+    content: list[DocumentPart]
 
     @property
     def text(self) -> str:

@@ -66,11 +66,24 @@ class TranscriptTokens(BaseModel):
     total_tokens: int
 
 
-class TranscriptDelta(BaseModel):
+class ChunkDelta(BaseModel):
     """The next part of the text."""
+
+    content: str
+
+
+class ChunkChoice(BaseModel):
+    """The only choice of a chunk."""
+
+    delta: ChunkDelta
+
+
+class TranscriptDelta(BaseModel):
+    """The next part of the text, also where readers of vLLM's chunks look for it."""
 
     type: Literal["transcript.text.delta"]
     delta: str
+    choices: list[ChunkChoice]
 
 
 class TranscriptDone(BaseModel):
@@ -85,18 +98,6 @@ class TranscriptEvent(
     RootModel[Annotated[TranscriptDelta | TranscriptDone, Field(discriminator="type")]]
 ):
     """Event of a streamed transcript."""
-
-
-class ChunkDelta(BaseModel):
-    """The next part of the text."""
-
-    content: str
-
-
-class ChunkChoice(BaseModel):
-    """The only choice of a chunk."""
-
-    delta: ChunkDelta
 
 
 class TranscriptChunk(BaseModel):
