@@ -41,15 +41,14 @@ def decoded_container(
     import av
 
     parts: list[NDArray[np.float32]] = []
-    num_left = most
+    num_left, rate = most, 0
     with av.open(BytesIO(content), "r", format=container) as file:
         if not file.streams.audio:
             raise ValueError("no audio")
         to_floats = av.AudioResampler(format="fltp")
-        rate = file.streams.audio[0].rate
         for frame in file.decode(audio=0):
             for floats in to_floats.resample(frame):
-                samples = floats.to_ndarray()
+                samples, rate = floats.to_ndarray(), floats.sample_rate  # a stream may name half
                 parts.append(samples.mean(axis=0, dtype=np.float32))
                 num_left -= samples.size
             if num_left < 0:
