@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "packaging" / "typed"
 
 
-# A user's settings; other packages' types, which take a minute to read, are left to `make lint`.
+# A user's settings; types of these packages take a minute to read.
 SETTINGS = """
 [mypy]
 strict = True
