@@ -1,5 +1,7 @@
 """Prompts of the decoders of speech models."""
 
+from typing import Final
+
 import pytest
 from transformers import GenerationConfig
 
@@ -8,12 +10,13 @@ from pagedserve.inputs.speech import SpeechRules
 
 # As in Whisper: the token that ends a transcript, the first of other special tokens, and times.
 END, START, PREVIOUS, NO_TIMESTAMPS, FIRST_TIME = range(50, 55)
+SIZES: Final = {"max_seconds": 30, "num_times": 1500}
 
 
 @pytest.mark.parametrize("special", [END, START, PREVIOUS, NO_TIMESTAMPS, FIRST_TIME, 59])
 def test_previous_transcripts_have_no_special_tokens(special: int) -> None:
     config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS, prev_sot_token_id=PREVIOUS)
-    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, max_seconds=30)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
     assert rules.behind([5, 49]) == [PREVIOUS, 5, 49, START]
     with pytest.raises(RequestError, match="prompt must be text without special tokens"):
         rules.behind([5, special, 6])
@@ -21,7 +24,16 @@ def test_previous_transcripts_have_no_special_tokens(special: int) -> None:
 
 def test_a_model_of_one_language_accepts_english() -> None:
     config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
-    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, max_seconds=30)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
     assert rules.choices("en") == rules.choices() == [(NO_TIMESTAMPS,)]
     with pytest.raises(RequestError, match=r"language is 'de'; accepted are en$"):
         rules.choices("de")
+
+
+def test_timestamps_need_tokens_of_times() -> None:
+    config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=FIRST_TIME, **SIZES)
+    with pytest.raises(RequestError, match="the model has no timestamps: its vocabulary names no"):
+        rules.choices("en", has_timestamps=True)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
+    assert rules.choices("en", has_timestamps=True) == []

@@ -254,7 +254,8 @@ def test_a_cut_is_in_a_pause() -> None:
         (file_of((np.zeros(9, np.float32), 100)), {}, "sampling rate of the file is 100"),
         (file_of((np.zeros(7_300_000, np.float32), 1_000), "FLAC"), {}, "the file is too long"),
         (file_of(sounds(1)[0]), {"language": "xx"}, "language is 'xx'; accepted are de, en"),
-        (file_of(sounds(1)[0]), {"response_format": "srt"}, 'response_format is "srt"; it must be'),
+        (file_of(sounds(1)[0]), {"response_format": "xml"}, 'response_format is "xml"; it must be'),
+        (file_of(sounds(1)[0]), {"response_format": "srt"}, "the model has no timestamps"),
         (file_of(sounds(1)[0]), {"temperature": "-1"}, "temperature is -1"),
         (
             file_of(sounds(1)[0]),
@@ -263,7 +264,7 @@ def test_a_cut_is_in_a_pause() -> None:
         ),
         (file_of(sounds(1)[0]), {"prompt": "<|de|>"}, "prompt must be text without special"),
         (file_of(sounds(1)[0]), {"prompt": "w2"}, "prompt must be text without special"),  # its end
-        (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "is not supported here"),
+        (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "'segment'"),
         (file_of(sounds(1)[0]), {"languag": "de"}, "did you mean language?"),
         (file_of(sounds(1)[0]), {"truncate_prompt_tokens": "3"}, "is no field of this request"),
     ],

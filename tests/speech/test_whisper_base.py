@@ -1,36 +1,104 @@
 """Whisper base hears a sentence that is known."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import openai
+import pytest
 import soundfile
 import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from pagedserve import LLM, SamplingParams
+from pagedserve import LLM, EngineArgs, LLMEngine, SamplingParams
+from pagedserve.engine.defaults import server_defaults
+from pagedserve.server.options import ServerArgs
+from tests.server.conftest import Served
 
 SENTENCE = " Never tried, ever failed. No matter. Try again. Fail again. Fail better."
+FILE = Path(__file__).parent / "beckett.wav"
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
 
 @torch.inference_mode()
-def by_transformers(directory: Path, samples: Any, rate: int) -> list[int]:
+def by_transformers(directory: Path, samples: Any, rate: int, **options: Any) -> list[int]:
     extract: Any = WhisperFeatureExtractor.from_pretrained(directory)
     model: Any = WhisperForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     features = extract(samples, sampling_rate=rate, return_tensors="pt").input_features
-    output = model.generate(features, language="en", return_dict_in_generate=True)
-    found: list[int] = output.sequences[0].tolist()
+    output = model.generate(features, language="en", **options)
+    found: list[int] = output[0].tolist()
     return found
 
 
-def test_the_sentence_is_written_beside_a_part_of_it(whisper_base: Path) -> None:
-    samples, rate = soundfile.read(Path(__file__).parent / "beckett.wav", dtype="float32")
+@pytest.fixture(scope="module")
+def engine_args(whisper_base: Path) -> EngineArgs:
+    return EngineArgs(str(whisper_base), kv_cache_memory=1 << 28, use_tqdm_on_load=False)
+
+
+def test_the_sentence_is_written_beside_a_part_of_it(
+    engine_args: EngineArgs, whisper_base: Path
+) -> None:
+    samples, rate = soundfile.read(FILE, dtype="float32")
     parts = [samples, samples[: 4 * rate]]
-    llm = LLM(str(whisper_base), kv_cache_memory=1 << 28, use_tqdm_on_load=False)
-    prompts: list[Any] = [
-        {"prompt": "", "multi_modal_data": {"audio": (part, rate)}} for part in parts
+    llm = LLM(engine_args.model, kv_cache_memory=1 << 28, use_tqdm_on_load=False)
+    audio = [
+        {"multi_modal_data": {"audio": (part, rate)}} for part in (*parts, samples[3 * rate :])
     ]
-    params = SamplingParams(temperature=0, max_tokens=64)
-    whole, part = llm.generate(prompts, params, use_tqdm=False)
-    assert whole.outputs[0].text == SENTENCE
-    found = [*(part.prompt_token_ids or ()), *part.outputs[0].token_ids]
-    assert found == by_transformers(whisper_base, parts[1], rate)
+    prompts: list[Any] = [{"prompt": "", **part} for part in audio[:2]]
+    timed: list[Any] = [{"prompt": "", "speech_timestamps": True, **part} for part in audio]
+    named: Any = {"prompt": "<|startoftranscript|><|en|><|transcribe|>", **audio[2]}
+    outputs = llm.generate([*prompts, *timed, named], GREEDY, use_tqdm=False)
+    assert outputs[0].outputs[0].text == SENTENCE
+    found = [output.outputs[0].token_ids for output in outputs]
+    # The language, the task, and what tells whether there are times; and the end.
+    assert found[1][3:-1] == by_transformers(whisper_base, parts[1], rate)
+    # Where transformers does not stop within a segment, to begin there again.
+    expected = by_transformers(whisper_base, samples[3 * rate :], rate, return_timestamps=True)
+    assert found[4][2:-1] == found[5][:-1] == expected
+    assert outputs[2].outputs[0].text.endswith("Fail again. Fail better.")  # after its stop there
+
+
+@pytest.fixture(scope="module")
+def client(engine_args: EngineArgs) -> Iterator[openai.OpenAI]:
+    args = ServerArgs(port=0, uvicorn_log_level="warning")
+    with (
+        Served(lambda: LLMEngine(engine_args, choose=server_defaults), args) as served,
+        openai.OpenAI(base_url=f"{served.http.base_url}/v1", api_key="none") as client,
+    ):
+        yield client
+
+
+def test_segments_and_subtitles_have_times(client: openai.OpenAI, tmp_path: Path) -> None:
+    samples, rate = soundfile.read(FILE, dtype="float32")
+    pause = np.zeros(12 * rate, np.float32)
+    file = tmp_path / "twice.wav"
+    soundfile.write(file, np.concatenate([samples, pause, samples, pause[: 4 * rate]]), rate)
+    second = (len(samples) + len(pause)) / rate
+
+    def create(form: Any, **options: Any) -> Any:
+        model = client.models.list().data[0].id
+        transcribe = client.audio.transcriptions.create
+        return transcribe(model=model, file=file, response_format=form, **options)
+
+    answer = create("verbose_json", timestamp_granularities=["segment"])
+    words = re.findall("[a-z]+", answer.text.lower())
+    assert words == 2 * re.findall("[a-z]+", SENTENCE.lower())
+    segments = answer.segments
+    assert "".join(segment.text for segment in segments).strip() == answer.text
+    assert all(segment.start < segment.end <= answer.duration for segment in segments)
+    starts = [segment.start for segment in segments]
+    assert starts == sorted(starts)
+    # The times of the second window are behind the first, which ends in the pause.
+    again = next(segment for segment in segments[1:] if segment.text.startswith(" Never"))
+    assert len(samples) / rate < again.start < second + 1 < again.end
+    assert all(-1 < segment.avg_logprob < 0 for segment in segments)
+    assert {segment.id for segment in segments} == set(range(len(segments)))
+    cues = create("srt", language="en").split("\n\n")
+    assert [cue.splitlines()[2] for cue in cues] == [segment.text.strip() for segment in segments]
+    assert cues[0].startswith("1\n00:00:00,000 --> 00:00:0")
+    subtitles = create("vtt").split("\n\n")
+    assert subtitles[0] == "WEBVTT"
+    assert len(subtitles) == len(cues) + 1
+    assert "." in subtitles[1].splitlines()[0]

@@ -88,7 +88,9 @@ def split_prompt(
         RequestError: An encoder prompt for a model without an encoder, or one that is too long.
     """
     given = [prompt] if prompt.encoder is None else [prompt, prompt.encoder]
-    if audio is None and any(side.audio or side.speech_task for side in given):
+    if audio is None and any(
+        side.audio or side.speech_task or side.speech_timestamps for side in given
+    ):
         raise RequestError(f"{name} has audio, and {NO_AUDIO}")
     if known is None:
         if prompt.encoder is not None:
@@ -183,7 +185,7 @@ def _begin_speech(
         vocab_size: Vocabulary size; ids must be below it.
 
     Raises:
-        RequestError: A task beside a prompt that has one, or one that the model lacks.
+        RequestError: A task or timestamps beside a prompt that sets them, or that the model lacks.
     """
     begun = [speech.start]
     if prompt.text or prompt.token_ids is not None:
@@ -191,14 +193,16 @@ def _begin_speech(
         begun = given if speech.start in given else [speech.start, *given]
     first: tuple[tuple[int, ...], ...] = ()
     if begun[-1] == speech.start:
-        first = tuple(speech.choices(task=prompt.speech_task or "transcribe"))
-    elif prompt.speech_task is not None:
+        first = tuple(
+            speech.choices(
+                task=prompt.speech_task or "transcribe", has_timestamps=prompt.speech_timestamps
+            )
+        )
+    elif prompt.speech_task is not None or prompt.speech_timestamps:
+        given_key = "speech_timestamps" if prompt.speech_task is None else "speech_task"
         raise RequestError(
-            f"{name} has speech_task, and its decoder_prompt sets the task: leave it out"
+            f"{name} has {given_key}, and its decoder_prompt sets the task: leave it out"
         )
     if all(len(choices) == 1 for choices in first):  # nothing is to be detected
         begun, first = [*begun, *(token for (token,) in first)], ()
-    rules = TokenRules(
-        first=first, suppressed=speech.suppressed, suppressed_first=speech.suppressed_first
-    )
-    return replace(prompt, token_ids=begun), rules
+    return replace(prompt, token_ids=begun), speech.rules_after(begun, first)

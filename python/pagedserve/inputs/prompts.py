@@ -32,6 +32,7 @@ class TextPrompt(TypedDict):
             encoder, and the text is the decoder's.
         multi_modal_uuids: vLLM's names of cached images, without effect.
         speech_task: Task for audio whose language is detected; None is "transcribe".
+        speech_timestamps: Whether the transcript of such audio has timestamps.
     """
 
     prompt: str
@@ -40,6 +41,7 @@ class TextPrompt(TypedDict):
     multi_modal_data: NotRequired[Mapping[str, Any]]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
     speech_task: NotRequired[SpeechTask]
+    speech_timestamps: NotRequired[bool]
 
 
 class TokensPrompt(TypedDict):
@@ -52,6 +54,7 @@ class TokensPrompt(TypedDict):
         multi_modal_data: As in ``TextPrompt``; the ids have one image token for each image.
         multi_modal_uuids: As in ``TextPrompt``.
         speech_task: As in ``TextPrompt``.
+        speech_timestamps: Likewise.
     """
 
     prompt_token_ids: Sequence[SupportsIndex]
@@ -60,6 +63,7 @@ class TokensPrompt(TypedDict):
     multi_modal_data: NotRequired[Mapping[str, Any]]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
     speech_task: NotRequired[SpeechTask]
+    speech_timestamps: NotRequired[bool]
 
 
 SingletonPrompt: TypeAlias = str | Sequence[SupportsIndex] | TextPrompt | TokensPrompt
@@ -89,9 +93,10 @@ class ParsedPrompt:
     """A prompt after its form was checked: text to be tokenized unless there are token ids.
 
     ``salt`` separates it in the prefix cache; 0 is the salt of all without one.  ``images`` are
-    Pillow images or files, ``audio`` is for an encoder, ``speech_task`` is its task where the
-    prompt does not set it, ``text_pair`` is a second text that is tokenized with the first,
-    ``branches`` continue the token ids.
+    Pillow images or files, ``audio`` is for an encoder, ``speech_task`` is its task and
+    ``speech_timestamps`` whether it has timestamps where the prompt does not set them,
+    ``text_pair`` is a second text that is tokenized with the first, ``branches`` continue the
+    token ids.
     """
 
     text: str | None
@@ -100,6 +105,7 @@ class ParsedPrompt:
     images: "tuple[GivenImage, ...]" = ()
     audio: Audio | None = None
     speech_task: SpeechTask | None = None
+    speech_timestamps: bool = False
     text_pair: str | None = None
     encoder: "ParsedPrompt | None" = None
     branches: tuple[ParsedBranch, ...] = ()
@@ -186,10 +192,21 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         )
     images, audio = _parse_media(prompt.get("multi_modal_data"), name)
     salt = _salt(prompt.get("cache_salt"), name)
-    task: Any = prompt.get("speech_task")
+    task, has_timestamps = _parse_speech(prompt, name)
+    return ParsedPrompt(text, token_ids, salt, images, audio, task, has_timestamps, pair)
+
+
+def _parse_speech(prompt: Mapping[str, Any], name: str) -> tuple[SpeechTask | None, bool]:
+    """The task of a prompt's audio, and whether the transcript has timestamps."""
+    task = prompt.get("speech_task")
     if task not in (None, *TASKS):
         raise RequestError(f"speech_task of {name} is {_shown(task)}; accepted are {list(TASKS)}")
-    return ParsedPrompt(text, token_ids, salt, images, audio, task, pair)
+    has_timestamps = prompt.get("speech_timestamps", False)
+    if not isinstance(has_timestamps, bool):
+        raise RequestError(
+            f"speech_timestamps of {name} is {_shown(has_timestamps)}; it must be true or false"
+        )
+    return task, has_timestamps
 
 
 def _parse_media(data: Any, name: str) -> "tuple[tuple[GivenImage, ...], Audio | None]":
@@ -412,6 +429,7 @@ _KEYS = (
     "multi_modal_data",
     "multi_modal_uuids",
     "speech_task",
+    "speech_timestamps",
 )
 _ABSENT_KEYS = (
     "mm_processor_kwargs",

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pagedserve.errors import RequestError
+from pagedserve.inputs.timestamps import TimeTokens
 from pagedserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Task: text in the spoken language, or in English.
 SpeechTask: TypeAlias = Literal["transcribe", "translate"]
@@ -26,6 +30,7 @@ class SpeechRules:
             language.
         tasks: Token of each task by its name; empty for a model of one language.
         no_timestamps: Token that disables timestamps; None if it does not exist.
+        times: Tokens of timestamps; None if the vocabulary has none.
         previous: Token that starts the previous transcript; None if it does not exist.
         suppressed: Tokens that are never generated.
         suppressed_first: Tokens that are not generated first.
@@ -37,6 +42,7 @@ class SpeechRules:
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     no_timestamps: int | None
+    times: TimeTokens | None
     previous: int | None
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
@@ -50,8 +56,18 @@ class SpeechRules:
         ends: tuple[int, ...],
         vocab_size: int,
         max_seconds: float,
+        num_times: int,
     ) -> Self:
-        """Read the tokens from transformers' generation config; None if it has no such tokens."""
+        """Read the tokens from transformers' generation config; None if it has no such tokens.
+
+        Args:
+            start: Token that starts the decoder's output.
+            config: The generation config.
+            ends: Tokens that end a sequence.
+            vocab_size: Vocabulary size; tokens beyond it are left out.
+            max_seconds: Maximum duration of a prompt's audio, in seconds.
+            num_times: Number of steps between timestamps in so much audio.
+        """
 
         def known(name: str) -> tuple[int, ...]:
             return tuple(
@@ -59,6 +75,16 @@ class SpeechRules:
             )
 
         languages = getattr(config, "lang_to_id", None) or {}
+        no_timestamps = getattr(config, "no_timestamps_token_id", None)
+        times = None
+        if no_timestamps is not None and no_timestamps + 1 < vocab_size:
+            times = TimeTokens(
+                first=no_timestamps + 1,
+                step=max_seconds / num_times,
+                disabled=no_timestamps,
+                end=min(ends),
+                latest_start=getattr(config, "max_initial_timestamp_index", None),
+            )
         return cls(
             max_seconds=max_seconds,
             start=start,
@@ -67,24 +93,32 @@ class SpeechRules:
                 name.strip("<|>"): token for name, token in languages.items() if token < vocab_size
             },
             tasks=dict(getattr(config, "task_to_id", None) or {}),
-            no_timestamps=getattr(config, "no_timestamps_token_id", None),
+            no_timestamps=no_timestamps,
+            times=times,
             previous=getattr(config, "prev_sot_token_id", None),
             suppressed=known("suppress_tokens"),
             suppressed_first=known("begin_suppress_tokens"),
         )
 
     def choices(
-        self, language: str | None = None, task: SpeechTask = "transcribe"
+        self,
+        language: str | None = None,
+        task: SpeechTask = "transcribe",
+        *,
+        has_timestamps: bool = False,
     ) -> list[tuple[int, ...]]:
         """Allowed tokens for each position between the start token and the text.
 
         Args:
             language: Code of the spoken language; None lets the model detect it.
             task: Task of the model, "transcribe" or "translate".
+            has_timestamps: Whether the text has timestamps.
 
         Raises:
-            RequestError: A language or a task that the model does not support.
+            RequestError: A language, a task or timestamps that the model does not support.
         """
+        if has_timestamps and self.times is None:
+            raise RequestError("the model has no timestamps: its vocabulary names no times")
         choices: list[tuple[int, ...]] = []
         accepted = self.languages or _ONE_LANGUAGE
         if language is not None and language not in accepted:
@@ -98,7 +132,7 @@ class SpeechRules:
             choices.append((self.tasks[task],))
         elif task != "transcribe":
             raise RequestError(f"the model does not {task}: it supports one language")
-        if self.no_timestamps is not None:
+        if self.no_timestamps is not None and not has_timestamps:
             choices.append((self.no_timestamps,))
         return choices
 
@@ -119,6 +153,21 @@ class SpeechRules:
             )
         return [self.previous, *said, self.start]
 
+    def rules_after(
+        self, prompt: Sequence[int], first: tuple[tuple[int, ...], ...]
+    ) -> "TokenRules":
+        """Rules of the tokens that follow a decoder prompt, which ``first`` begins with."""
+        special = range(self.start, 1 + (self.no_timestamps or self.start))
+        disabled = self.no_timestamps in (*prompt, *(token for (token, *_) in first))
+        num_special = 1 + max(place for place, token in enumerate(prompt) if token in special)
+        return TokenRules(
+            first=first,
+            suppressed=self.suppressed,
+            suppressed_first=self.suppressed_first,
+            times=None if disabled else self.times,
+            written=tuple(prompt[num_special:]),
+        )
+
     def language_of(self, token_ids: Sequence[int]) -> str:
         """Language code of a decoder's prompt; English for a model of one language."""
         names = {token: name for name, token in self.languages.items()}
@@ -134,11 +183,15 @@ class TokenRules:
             request with any has one sequence.
         suppressed: Tokens that are never sampled after ``first``.
         suppressed_first: Tokens that are not sampled directly after ``first``.
+        times: Tokens of timestamps, whose rules what follows ``first`` keeps; None without them.
+        written: Transcript with timestamps that the prompt ends with.
     """
 
     first: tuple[tuple[int, ...], ...] = ()
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    times: TimeTokens | None = None
+    written: tuple[int, ...] = ()
 
     def check(self, params: SamplingParams, name: str) -> None:
         """Check that a request is compatible with the rules.
@@ -163,3 +216,10 @@ class TokenRules:
         """Tokens that must not be sampled after this many new tokens, including ``first``."""
         first = self.suppressed_first if num_tokens == len(self.first) else ()
         return (*self.suppressed, *first)
+
+    def keep_times(self, token_ids: list[int], logits: "Tensor") -> "Tensor":
+        """Keep the rules of timestamps, as a logits processor of a request that has them."""
+        if self.times is None:
+            return logits
+        logits[list(self.suppressed)] = -float("inf")
+        return self.times.keep_rules([*self.written, *token_ids[len(self.first) :]], logits)

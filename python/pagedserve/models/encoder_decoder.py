@@ -62,6 +62,7 @@ def encoder_decoder_of(model: PreTrainedModel, args: EngineArgs) -> EncoderDecod
             ends=eos_token_ids(model.generation_config, model.config, vocab_size(model)),
             vocab_size=vocab_size(model),
             max_seconds=max_seconds,
+            num_times=model.config.max_source_positions,
         )
         return EncoderDecoder(
             decoder_prompt=(start,),

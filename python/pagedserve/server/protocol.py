@@ -95,7 +95,6 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "return_hidden_states": (False,),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
-    "timestamp_granularities[]": (),
     "include[]": (),
     "chunking_strategy": ("auto",),
 }

@@ -15,12 +15,14 @@ from pagedserve.engine.lanes import SMALL_COST
 from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.inputs.audio import Audio, audio_of_file
 from pagedserve.inputs.speech import SpeechRules, SpeechTask
+from pagedserve.inputs.timestamps import TimeTokens
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
 from pagedserve.server.job import TokenJob
-from pagedserve.server.speech.protocol import SpeechBody
+from pagedserve.server.speech.protocol import SpeechBody, TranscriptSegment
+from pagedserve.server.speech.segments import SUBTITLES, compression_ratio
 
 # Approximate number of special tokens in a decoder prompt.
 _NUM_BEGINNING: Final = 4
@@ -33,13 +35,15 @@ class SpeechJob(TokenJob):
     Attributes:
         rules: Speech tokens of the model.
         task: "transcribe" or "translate".
-        seconds: Duration of the audio.
+        durations: Seconds of each prompt's audio.
+        has_timestamps: Whether the transcript has timestamps.
     """
 
     body: SpeechBody
     rules: SpeechRules
     task: SpeechTask
-    seconds: float
+    durations: Sequence[float]
+    has_timestamps: bool
 
     @property
     def streams(self) -> bool:
@@ -49,8 +53,8 @@ class SpeechJob(TokenJob):
     @property
     def media_type(self) -> str:
         """Content type of a whole response."""
-        is_text = self.body.response_format == "text"
-        return "text/plain; charset=utf-8" if is_text else "application/json"
+        is_json = self.body.response_format in ("json", "verbose_json")
+        return "application/json" if is_json else "text/plain; charset=utf-8"
 
     @property
     def prompt_field(self) -> str:
@@ -73,18 +77,57 @@ class SpeechJob(TokenJob):
             async for _, output in outputs:
                 _check_whole(output)
         last = [self.last[place] for place in range(self.num_prompts)]
-        text = "".join(output.outputs[0].text for output in last).strip()
-        if self.body.response_format == "text":
-            yield f"{text}\n".encode()
-            return
-        seconds = round(self.seconds, 3)
+        times = self.rules.times if self.has_timestamps else None
+        segments = None if times is None else await self._segments(last, times)
+        texts = (output.outputs[0] for output in last) if segments is None else segments
+        yield self._shown("".join(part.text for part in texts).strip(), last[0], segments).encode()
+
+    def _shown(
+        self, text: str, first: RequestOutput, segments: list[TranscriptSegment] | None
+    ) -> str:
+        """The response; ``first`` is the output of the first prompt."""
+        form = self.body.response_format
+        if form == "text":
+            return f"{text}\n"
+        if form in SUBTITLES:
+            return SUBTITLES[form](segments or [])
+        seconds = round(sum(self.durations), 3)
         shown: dict[str, Any] = {"text": text, "usage": {"type": "duration", "seconds": seconds}}
-        if self.body.response_format == "verbose_json":
-            language = self.rules.language_of(
-                [*last[0].prompt_token_ids, *last[0].outputs[0].token_ids]
-            )
+        if form == "verbose_json":
+            token_ids = [*first.prompt_token_ids, *first.outputs[0].token_ids]
+            language = self.rules.language_of(token_ids)
             shown |= {"task": self.task, "language": language, "duration": seconds}
-        yield json.dumps(shown).encode()
+        if segments is not None:
+            shown["segments"] = [segment.model_dump() for segment in segments]
+        return json.dumps(shown)
+
+    async def _segments(
+        self, outputs: Sequence[RequestOutput], times: TimeTokens
+    ) -> list[TranscriptSegment]:
+        """Segments of all prompts, whose outputs are whole, in order."""
+        shown: list[TranscriptSegment] = []
+        begin = 0.0
+        for output, seconds in zip(outputs, self.durations, strict=True):
+            (completion,) = output.outputs
+            logprob = (completion.cumulative_logprob or 0.0) / len(completion.token_ids)
+            for segment in times.segments(completion.token_ids, begin=begin, seconds=seconds):
+                tokens = list(segment.token_ids)
+                text = await self.context.text.decode(tokens)
+                shown.append(
+                    TranscriptSegment(
+                        id=len(shown),
+                        seek=round(begin * 100),
+                        start=round(segment.start, 3),
+                        end=round(segment.end, 3),
+                        text=text,
+                        tokens=tokens,
+                        temperature=self.params.temperature,
+                        avg_logprob=logprob,
+                        compression_ratio=compression_ratio(text),
+                    )
+                )
+            begin += seconds
+        return shown
 
     async def _deltas(self) -> AsyncGenerator[str, None]:
         """Deltas of the text, in order."""
@@ -164,8 +207,35 @@ async def speech_job(
     model = context.model_name(body.model)
     rules = await context.speech_rules()
     body.check_fields(allows_unknown=context.args.allow_unknown_fields)
-    begun = await _beginning(context, rules, body, task)
-    params = SamplingParams(
+    has_timestamps = body.wants_timestamps and (
+        rules.times is not None or body.response_format in SUBTITLES
+    )
+    prompt = await _prompt(context, rules, body, task, has_timestamps=has_timestamps)
+    params = _params(body, has_timestamps=has_timestamps)
+    content = await body.file.read()
+    with context.admission.place_for(1, {}):
+        audio = await _decoded(context, content)
+    windows = audio.windows(rules.max_seconds)
+    size = len(prompt["prompt_token_ids"]) + _NUM_BEGINNING
+    return SpeechJob(
+        context=context,
+        body=body,
+        params=params,
+        prompt_sizes=[size] * len(windows),
+        make_prompts=partial(_made, windows, prompt),
+        answer_id=answer_id,
+        model=model,
+        lora_request=None,
+        rules=rules,
+        task=task,
+        durations=[window.seconds for window in windows],
+        has_timestamps=has_timestamps,
+    )
+
+
+def _params(body: SpeechBody, *, has_timestamps: bool) -> SamplingParams:
+    """Sampling parameters of a body."""
+    return SamplingParams(
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -175,39 +245,30 @@ async def speech_job(
         presence_penalty=body.presence_penalty,
         seed=body.seed,
         max_tokens=body.max_completion_tokens,
+        logprobs=0 if has_timestamps else None,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )
-    content = await body.file.read()
-    with context.admission.place_for(1, {}):
-        audio = await _decoded(context, content)
-    windows = audio.windows(rules.max_seconds)
-    return SpeechJob(
-        context=context,
-        body=body,
-        params=params,
-        prompt_sizes=[len(begun) + _NUM_BEGINNING] * len(windows),
-        make_prompts=partial(_made, windows, begun, task if body.language is None else None),
-        answer_id=answer_id,
-        model=model,
-        lora_request=None,
-        rules=rules,
-        task=task,
-        seconds=audio.seconds,
-    )
 
 
-async def _beginning(
-    context: Context, rules: SpeechRules, body: SpeechBody, task: SpeechTask
-) -> list[int]:
-    """Decoder prompt: up to the start token if the language is to be detected."""
+async def _prompt(
+    context: Context,
+    rules: SpeechRules,
+    body: SpeechBody,
+    task: SpeechTask,
+    *,
+    has_timestamps: bool,
+) -> TokensPrompt:
+    """Decoder prompt, which ends with the start token if the language is to be detected."""
     said: list[int] = []
     most = context.text.max_model_len // 2 - 1
     if body.prompt:
         text = f" {body.prompt.strip()}"
         said = await context.text.encode(text, add_special_tokens=False, param="prompt")
     begun = rules.behind(said[-most:])
-    choices = rules.choices(body.language, task)
-    return begun if body.language is None else [*begun, *(choice[0] for choice in choices)]
+    choices = rules.choices(body.language, task, has_timestamps=has_timestamps)
+    if body.language is not None:
+        return TokensPrompt(prompt_token_ids=[*begun, *(choice[0] for choice in choices)])
+    return TokensPrompt(prompt_token_ids=begun, speech_task=task, speech_timestamps=has_timestamps)
 
 
 async def _decoded(context: Context, content: bytes) -> Audio:
@@ -217,16 +278,12 @@ async def _decoded(context: Context, content: bytes) -> Audio:
         raise ServerError(501, str(error)) from error
 
 
-async def _made(
-    windows: Sequence[Audio], begun: list[int], task: SpeechTask | None
-) -> list[Prompt]:
-    """The prompts; the task is None if their tokens set it."""
-    prompts: list[Prompt] = []
-    for window in windows:
-        audio = {"audio": (window.samples, window.sampling_rate)}
-        prompt = TokensPrompt(prompt_token_ids=begun, multi_modal_data=audio)
-        prompts.append(prompt if task is None else {**prompt, "speech_task": task})
-    return prompts
+async def _made(windows: Sequence[Audio], prompt: TokensPrompt) -> list[Prompt]:
+    """The prompt with the audio of each window."""
+    return [
+        {**prompt, "multi_modal_data": {"audio": (window.samples, window.sampling_rate)}}
+        for window in windows
+    ]
 
 
 def _check_whole(output: RequestOutput) -> None:

@@ -15,7 +15,12 @@ class SpeechBody(EngineBody):
     file: UploadFile
     language: str | None = Field(default=None, description="Spoken language, as a code such as en.")
     prompt: str | None = Field(default=None, description="Previous transcript.")
-    response_format: Literal["json", "text", "verbose_json"] = "json"
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    timestamp_granularities: list[Literal["segment"]] = Field(
+        default=["segment"],
+        alias="timestamp_granularities[]",
+        description="What has timestamps with verbose_json.",
+    )
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -26,7 +31,7 @@ class SpeechBody(EngineBody):
     seed: int | None = Field(default=None, ge=-MAX_INT, le=MAX_INT)
     stream: bool = False
     max_completion_tokens: int | None = Field(
-        default=None, ge=1, description="Maximum new tokens of each segment."
+        default=None, ge=1, description="Maximum new tokens of each part of long audio."
     )
     stream_include_usage: bool = Field(
         default=False, description="Stream chunks as vLLM does, and the usage at the end."
@@ -43,11 +48,16 @@ class SpeechBody(EngineBody):
                 raise RequestError(
                     f"{name} is given without stream; it needs stream true", param=name
                 )
-        if self.stream and self.response_format == "verbose_json":
+        if self.stream and self.wants_timestamps:
             raise RequestError(
-                "response_format is 'verbose_json' with stream; it is for whole answers",
+                f"response_format is {self.response_format!r} with stream; it is for whole answers",
                 param="response_format",
             )
+
+    @property
+    def wants_timestamps(self) -> bool:
+        """Whether the response has segments with their times."""
+        return self.response_format in ("verbose_json", "srt", "vtt")
 
 
 class SpeechUsage(BaseModel):
@@ -111,11 +121,31 @@ class TranscriptChunk(BaseModel):
     usage: UsageInfo | None = None
 
 
+class TranscriptSegment(BaseModel):
+    """Part of the text, between two times in seconds from the start of the audio.
+
+    ``avg_logprob`` is the mean over the tokens of its part of the audio, which begins at ``seek``
+    hundredths of a second.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: None = Field(default=None, description="Not computed.")
+
+
 class Transcript(BaseModel):
-    """Text of the speech; the last three fields are those of ``verbose_json``."""
+    """Text of the speech; the last four fields are those of ``verbose_json``."""
 
     text: str
     usage: SpeechUsage
     task: Literal["transcribe", "translate"] | None = None
     language: str | None = None
     duration: float | None = None
+    segments: list[TranscriptSegment] | None = None
