@@ -56,8 +56,8 @@ class CompletionOutput:
         stop_reason: Id of the stop token, or the stop string; None for the end-of-sequence token; a
             message where ``finish_reason`` is "ignored" or "error".
         lora_request: Adapter that generated it.
-        label_logprobs: Log-probabilities of the labels of its branch, as the next token; None for a
-            prompt without branches.
+        label_logprobs: Log-probabilities of the labels of its branch, as the next token; that of
+            no speech, for a transcript with timestamps and ``logprobs``; otherwise None.
         routed_experts: None, as in vLLM unless requested.
     """
 

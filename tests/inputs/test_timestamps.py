@@ -13,7 +13,14 @@ SUPPRESSED = (3, 9)
 
 
 def times(latest_start: int | None = None) -> TimeTokens:
-    return TimeTokens(first=FIRST, step=0.5, disabled=DISABLED, end=END, latest_start=latest_start)
+    return TimeTokens(
+        first=FIRST,
+        step=0.5,
+        disabled=DISABLED,
+        no_speech=DISABLED - 1,
+        end=END,
+        latest_start=latest_start,
+    )
 
 
 @pytest.mark.parametrize("latest_start", [None, 2])

@@ -264,7 +264,7 @@ def test_a_cut_is_in_a_pause() -> None:
         ),
         (file_of(sounds(1)[0]), {"prompt": "<|de|>"}, "prompt must be text without special"),
         (file_of(sounds(1)[0]), {"prompt": "w2"}, "prompt must be text without special"),  # its end
-        (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "'segment'"),
+        (file_of(sounds(1)[0]), {"timestamp_granularities[]": "word"}, "'segment' is acc"),
         (file_of(sounds(1)[0]), {"languag": "de"}, "did you mean language?"),
         (file_of(sounds(1)[0]), {"truncate_prompt_tokens": "3"}, "is no field of this request"),
     ],

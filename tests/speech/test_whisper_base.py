@@ -19,17 +19,34 @@ from tests.server.conftest import Served
 
 SENTENCE = " Never tried, ever failed. No matter. Try again. Fail again. Fail better."
 FILE = Path(__file__).parent / "beckett.wav"
-GREEDY = SamplingParams(temperature=0, max_tokens=64)
+GREEDY = SamplingParams(temperature=0, max_tokens=64, logprobs=0)
 
 
-@torch.inference_mode()
-def by_transformers(directory: Path, samples: Any, rate: int, **options: Any) -> list[int]:
-    extract: Any = WhisperFeatureExtractor.from_pretrained(directory)
-    model: Any = WhisperForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
-    features = extract(samples, sampling_rate=rate, return_tensors="pt").input_features
-    output = model.generate(features, language="en", **options)
-    found: list[int] = output[0].tolist()
-    return found
+class Oracle:
+    """What transformers makes of one sound at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._extract: Any = WhisperFeatureExtractor.from_pretrained(directory)
+        self._model: Any = WhisperForConditionalGeneration.from_pretrained(
+            directory, dtype=torch.float32
+        )
+
+    def _features(self, samples: Any, rate: int) -> Any:
+        return self._extract(samples, sampling_rate=rate, return_tensors="pt").input_features
+
+    @torch.inference_mode()
+    def tokens(self, samples: Any, rate: int, **options: Any) -> list[int]:
+        """Those of the text alone."""
+        features = self._features(samples, rate)
+        found: list[int] = self._model.generate(features, language="en", **options)[0].tolist()
+        return found
+
+    @torch.inference_mode()
+    def no_speech(self, samples: Any, rate: int) -> float:
+        """Logarithm of the probability that a sound is no speech."""
+        start, no_speech = torch.tensor([[50258]]), 50362
+        logits = self._model(self._features(samples, rate), decoder_input_ids=start).logits[0, 0]
+        return float(logits.log_softmax(-1)[no_speech])
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +66,20 @@ def test_the_sentence_is_written_beside_a_part_of_it(
     prompts: list[Any] = [{"prompt": "", **part} for part in audio[:2]]
     timed: list[Any] = [{"prompt": "", "speech_timestamps": True, **part} for part in audio]
     named: Any = {"prompt": "<|startoftranscript|><|en|><|transcribe|>", **audio[2]}
+    quiet: Any = {"prompt": "", "multi_modal_data": {"audio": (0 * samples, rate)}}
+    timed.append(quiet | {"speech_timestamps": True, "speech_language": "en"})
     outputs = llm.generate([*prompts, *timed, named], GREEDY, use_tqdm=False)
     assert outputs[0].outputs[0].text == SENTENCE
     found = [output.outputs[0].token_ids for output in outputs]
     # The language, the task, and what tells whether there are times; and the end.
-    assert found[1][3:-1] == by_transformers(whisper_base, parts[1], rate)
+    oracle = Oracle(whisper_base)
+    assert found[1][3:-1] == oracle.tokens(parts[1], rate)
     # Where transformers does not stop within a segment, to begin there again.
-    expected = by_transformers(whisper_base, samples[3 * rate :], rate, return_timestamps=True)
-    assert found[4][2:-1] == found[5][:-1] == expected
+    expected = oracle.tokens(samples[3 * rate :], rate, return_timestamps=True)
+    assert found[4][2:-1] == found[6][:-1] == expected
+    for output, given in zip(outputs[4:6], (samples[3 * rate :], 0 * samples), strict=True):
+        wanted = [oracle.no_speech(given, rate)]
+        assert output.outputs[0].label_logprobs == pytest.approx(wanted, abs=1e-3)
     assert outputs[2].outputs[0].text.endswith("Fail again. Fail better.")  # after its stop there
 
 
@@ -82,7 +105,7 @@ def test_segments_and_subtitles_have_times(client: openai.OpenAI, tmp_path: Path
         transcribe = client.audio.transcriptions.create
         return transcribe(model=model, file=file, response_format=form, **options)
 
-    answer = create("verbose_json", timestamp_granularities=["segment"])
+    answer = create("verbose_json", timestamp_granularities=["segment", "word"])
     words = re.findall("[a-z]+", answer.text.lower())
     assert words == 2 * re.findall("[a-z]+", SENTENCE.lower())
     segments = answer.segments
@@ -94,6 +117,7 @@ def test_segments_and_subtitles_have_times(client: openai.OpenAI, tmp_path: Path
     again = next(segment for segment in segments[1:] if segment.text.startswith(" Never"))
     assert len(samples) / rate < again.start < second + 1 < again.end
     assert all(-1 < segment.avg_logprob < 0 for segment in segments)
+    assert all(0 < segment.no_speech_prob < 0.5 for segment in segments)
     assert {segment.id for segment in segments} == set(range(len(segments)))
     cues = create("srt", language="en").split("\n\n")
     assert [cue.splitlines()[2] for cue in cues] == [segment.text.strip() for segment in segments]

@@ -73,7 +73,8 @@ class Sequence:
         num_sent_chars: Characters at the start of ``text`` sent in deltas.
         is_end_sent: Whether a delta has reported its end.
         drafted: Acceptance statistics of its draft tokens, once it had any.
-        label_logprobs: Log-probabilities of the labels of its branch, once it has been read.
+        label_logprobs: Log-probabilities of the labels of its branch, or of its first new token,
+            once these have been read.
     """
 
     request: "Request"

@@ -174,10 +174,17 @@ class RowSampler:
         further tokens may follow ``token_ids`` if the row does not depend on them.
         """
         count = len(token_ids) + num_unknown
-        rules = self._rules
-        if rules is not None and count < len(rules.first):
-            first = LogitsEdits(allowed_token_ids=rules.first[count])
-            return RowSampling(temperature=0, edits=first, num_logprobs=self._num_logprobs)
+        rules, labels = self._rules, tuple[int, ...]()
+        if rules is not None:
+            if count == 0 and rules.no_speech is not None and self._num_logprobs is not None:
+                labels = (rules.no_speech,)
+            if count < len(rules.first):
+                return RowSampling(
+                    temperature=0,
+                    edits=LogitsEdits(allowed_token_ids=rules.first[count]),
+                    num_logprobs=self._num_logprobs,
+                    label_token_ids=labels,
+                )
         uniforms: tuple[float, ...] = (0.0,)
         if self._uniforms:
             streams = self._uniforms if count == 0 else [self._uniforms[index]]
@@ -205,7 +212,7 @@ class RowSampler:
             )
         if edits is None and not self._uniforms:
             return self._plain
-        return self._make(uniforms=uniforms, edits=edits)
+        return self._make(uniforms=uniforms, edits=edits, label_token_ids=labels)
 
     def forced(self, token_ids: Sequence[int], index: int) -> list[int]:
         """Tokens that most likely follow ``token_ids``, the tokens of sequence ``index``.

@@ -453,7 +453,8 @@ def _record_detail(sequence: Sequence, detail: TokenDetail) -> None:
     if detail.text is not None:
         sequence.text = detail.text
     sequence.stop_match = detail.stop_match
-    sequence.label_logprobs = detail.labels
+    if detail.labels is not None:
+        sequence.label_logprobs = detail.labels
 
 
 def _record_request(

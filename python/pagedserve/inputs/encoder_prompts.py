@@ -88,9 +88,7 @@ def split_prompt(
         RequestError: An encoder prompt for a model without an encoder, or one that is too long.
     """
     given = [prompt] if prompt.encoder is None else [prompt, prompt.encoder]
-    if audio is None and any(
-        side.audio or side.speech_task or side.speech_timestamps for side in given
-    ):
+    if audio is None and any(side.audio or side.speech.keys for side in given):
         raise RequestError(f"{name} has audio, and {NO_AUDIO}")
     if known is None:
         if prompt.encoder is not None:
@@ -185,9 +183,9 @@ def _begin_speech(
         vocab_size: Vocabulary size; ids must be below it.
 
     Raises:
-        RequestError: A task or timestamps beside a prompt that sets them, or that the model lacks.
+        RequestError: Something is requested beside a prompt that sets it, or the model lacks it.
     """
-    begun = [speech.start]
+    begun, requested = [speech.start], prompt.speech
     if prompt.text or prompt.token_ids is not None:
         given = tokenize_prompt(prompt, name, encode=encode, vocab_size=vocab_size).token_ids
         begun = given if speech.start in given else [speech.start, *given]
@@ -195,14 +193,14 @@ def _begin_speech(
     if begun[-1] == speech.start:
         first = tuple(
             speech.choices(
-                task=prompt.speech_task or "transcribe", has_timestamps=prompt.speech_timestamps
+                requested.language, requested.task, has_timestamps=requested.has_timestamps
             )
         )
-    elif prompt.speech_task is not None or prompt.speech_timestamps:
-        given_key = "speech_timestamps" if prompt.speech_task is None else "speech_task"
+    elif given_keys := requested.keys:
         raise RequestError(
-            f"{name} has {given_key}, and its decoder_prompt sets the task: leave it out"
+            f"{name} has {given_keys[0]}, and its decoder_prompt sets the task: leave it out"
         )
-    if all(len(choices) == 1 for choices in first):  # nothing is to be detected
+    # Nothing is to be detected, not even whether there is speech.
+    if all(len(choices) == 1 for choices in first) and not requested.has_timestamps:
         begun, first = [*begun, *(token for (token,) in first)], ()
     return replace(prompt, token_ids=begun), speech.rules_after(begun, first)

@@ -9,7 +9,7 @@ from pagedserve.errors import RequestError
 from pagedserve.inputs.audio import Audio, audio_of
 from pagedserve.inputs.branches import BranchedPrompt, ParsedBranch
 from pagedserve.inputs.images import images_of
-from pagedserve.inputs.speech import TASKS, SpeechTask
+from pagedserve.inputs.speech import NOTHING_REQUESTED, RequestedSpeech, SpeechTask
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.sampling_params import SamplingParams
 from pagedserve.vllm_names import changes_nothing, refuse_arguments
@@ -31,7 +31,9 @@ class TextPrompt(TypedDict):
             image token for each.  ``{"audio": (samples, sampling_rate)}`` is the input of an
             encoder, and the text is the decoder's.
         multi_modal_uuids: vLLM's names of cached images, without effect.
-        speech_task: Task for audio whose language is detected; None is "transcribe".
+        speech_language: Code of the language of audio, where the prompt does not set it; None lets
+            the model detect it.
+        speech_task: Task for such audio; None is "transcribe".
         speech_timestamps: Whether the transcript of such audio has timestamps.
     """
 
@@ -40,6 +42,7 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    speech_language: NotRequired[str | None]
     speech_task: NotRequired[SpeechTask]
     speech_timestamps: NotRequired[bool]
 
@@ -53,7 +56,8 @@ class TokensPrompt(TypedDict):
         cache_salt: As in ``TextPrompt``.
         multi_modal_data: As in ``TextPrompt``; the ids have one image token for each image.
         multi_modal_uuids: As in ``TextPrompt``.
-        speech_task: As in ``TextPrompt``.
+        speech_language: As in ``TextPrompt``.
+        speech_task: Likewise.
         speech_timestamps: Likewise.
     """
 
@@ -62,6 +66,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    speech_language: NotRequired[str | None]
     speech_task: NotRequired[SpeechTask]
     speech_timestamps: NotRequired[bool]
 
@@ -93,8 +98,7 @@ class ParsedPrompt:
     """A prompt after its form was checked: text to be tokenized unless there are token ids.
 
     ``salt`` separates it in the prefix cache; 0 is the salt of all without one.  ``images`` are
-    Pillow images or files, ``audio`` is for an encoder, ``speech_task`` is its task and
-    ``speech_timestamps`` whether it has timestamps where the prompt does not set them,
+    Pillow images or files, ``audio`` is for an encoder, ``speech`` is what is requested of it,
     ``text_pair`` is a second text that is tokenized with the first, ``branches`` continue the
     token ids.
     """
@@ -104,8 +108,7 @@ class ParsedPrompt:
     salt: int = 0
     images: "tuple[GivenImage, ...]" = ()
     audio: Audio | None = None
-    speech_task: SpeechTask | None = None
-    speech_timestamps: bool = False
+    speech: RequestedSpeech = NOTHING_REQUESTED
     text_pair: str | None = None
     encoder: "ParsedPrompt | None" = None
     branches: tuple[ParsedBranch, ...] = ()
@@ -192,21 +195,8 @@ def parse_prompt(prompt: object, name: str) -> ParsedPrompt:
         )
     images, audio = _parse_media(prompt.get("multi_modal_data"), name)
     salt = _salt(prompt.get("cache_salt"), name)
-    task, has_timestamps = _parse_speech(prompt, name)
-    return ParsedPrompt(text, token_ids, salt, images, audio, task, has_timestamps, pair)
-
-
-def _parse_speech(prompt: Mapping[str, Any], name: str) -> tuple[SpeechTask | None, bool]:
-    """The task of a prompt's audio, and whether the transcript has timestamps."""
-    task = prompt.get("speech_task")
-    if task not in (None, *TASKS):
-        raise RequestError(f"speech_task of {name} is {_shown(task)}; accepted are {list(TASKS)}")
-    has_timestamps = prompt.get("speech_timestamps", False)
-    if not isinstance(has_timestamps, bool):
-        raise RequestError(
-            f"speech_timestamps of {name} is {_shown(has_timestamps)}; it must be true or false"
-        )
-    return task, has_timestamps
+    speech = RequestedSpeech.of(prompt, name)
+    return ParsedPrompt(text, token_ids, salt, images, audio, speech, pair)
 
 
 def _parse_media(data: Any, name: str) -> "tuple[tuple[GivenImage, ...], Audio | None]":
@@ -428,6 +418,7 @@ _KEYS = (
     "cache_salt",
     "multi_modal_data",
     "multi_modal_uuids",
+    "speech_language",
     "speech_task",
     "speech_timestamps",
 )

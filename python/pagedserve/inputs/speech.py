@@ -1,5 +1,6 @@
 """Speech models: special tokens of the decoder, and rules for the tokens that follow them."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
@@ -16,6 +17,64 @@ SpeechTask: TypeAlias = Literal["transcribe", "translate"]
 TASKS: Final[tuple[SpeechTask, ...]] = get_args(SpeechTask)
 # Languages of a model without codes: that of Whisper's models of one language.
 _ONE_LANGUAGE: Final = ("en",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedSpeech:
+    """What a prompt requests beside its decoder prompt, which then ends with the start token.
+
+    Attributes:
+        language: Code of the spoken language; None lets the model detect it.
+        task: Task of the model; None is "transcribe".
+        has_timestamps: Whether the transcript has timestamps.
+    """
+
+    language: str | None = None
+    task: SpeechTask | None = None
+    has_timestamps: bool = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the prompt that request something."""
+        given = {
+            "speech_language": self.language,
+            "speech_task": self.task,
+            "speech_timestamps": self.has_timestamps or None,
+        }
+        return [key for key, value in given.items() if value is not None]
+
+    @classmethod
+    def of(cls, prompt: Mapping[str, Any], name: str) -> Self:
+        """Read the keys of a prompt.
+
+        Args:
+            prompt: Prompt as given.
+            name: Name of the prompt in errors.
+
+        Raises:
+            RequestError: A value that is not accepted.
+        """
+        language = prompt.get("speech_language")
+        if not isinstance(language, str | None):
+            raise RequestError(
+                f"speech_language of {name} is {reprlib.repr(language)}; it must be a code such as "
+                "'en'"
+            )
+        task = prompt.get("speech_task")
+        if task not in (None, *TASKS):
+            raise RequestError(
+                f"speech_task of {name} is {reprlib.repr(task)}; accepted are {list(TASKS)}"
+            )
+        has_timestamps = prompt.get("speech_timestamps", False)
+        if not isinstance(has_timestamps, bool):
+            raise RequestError(
+                f"speech_timestamps of {name} is {reprlib.repr(has_timestamps)}; it must be True "
+                "or False"
+            )
+        return cls(language=language, task=task, has_timestamps=has_timestamps)
+
+
+NOTHING_REQUESTED: Final = RequestedSpeech()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +141,7 @@ class SpeechRules:
                 first=no_timestamps + 1,
                 step=max_seconds / num_times,
                 disabled=no_timestamps,
+                no_speech=no_timestamps - 1,
                 end=min(ends),
                 latest_start=getattr(config, "max_initial_timestamp_index", None),
             )
@@ -103,7 +163,7 @@ class SpeechRules:
     def choices(
         self,
         language: str | None = None,
-        task: SpeechTask = "transcribe",
+        task: SpeechTask | None = None,
         *,
         has_timestamps: bool = False,
     ) -> list[tuple[int, ...]]:
@@ -111,7 +171,7 @@ class SpeechRules:
 
         Args:
             language: Code of the spoken language; None lets the model detect it.
-            task: Task of the model, "transcribe" or "translate".
+            task: Task of the model; None is "transcribe".
             has_timestamps: Whether the text has timestamps.
 
         Raises:
@@ -119,6 +179,7 @@ class SpeechRules:
         """
         if has_timestamps and self.times is None:
             raise RequestError("the model has no timestamps: its vocabulary names no times")
+        task = task or "transcribe"
         choices: list[tuple[int, ...]] = []
         accepted = self.languages or _ONE_LANGUAGE
         if language is not None and language not in accepted:
@@ -159,13 +220,15 @@ class SpeechRules:
         """Rules of the tokens that follow a decoder prompt, which ``first`` begins with."""
         special = range(self.start, 1 + (self.no_timestamps or self.start))
         disabled = self.no_timestamps in (*prompt, *(token for (token, *_) in first))
+        times = None if disabled else self.times
         num_special = 1 + max(place for place, token in enumerate(prompt) if token in special)
         return TokenRules(
             first=first,
             suppressed=self.suppressed,
             suppressed_first=self.suppressed_first,
-            times=None if disabled else self.times,
+            times=times,
             written=tuple(prompt[num_special:]),
+            no_speech=times.no_speech if times and prompt[-1] == self.start else None,
         )
 
     def language_of(self, token_ids: Sequence[int]) -> str:
@@ -185,6 +248,8 @@ class TokenRules:
         suppressed_first: Tokens that are not sampled directly after ``first``.
         times: Tokens of timestamps, whose rules what follows ``first`` keeps; None without them.
         written: Transcript with timestamps that the prompt ends with.
+        no_speech: Token of audio without speech, whose log-probability as the first new token is
+            returned with those of the tokens; None without timestamps, or if it cannot be first.
     """
 
     first: tuple[tuple[int, ...], ...] = ()
@@ -192,6 +257,7 @@ class TokenRules:
     suppressed_first: tuple[int, ...] = ()
     times: TimeTokens | None = None
     written: tuple[int, ...] = ()
+    no_speech: int | None = None
 
     def check(self, params: SamplingParams, name: str) -> None:
         """Check that a request is compatible with the rules.

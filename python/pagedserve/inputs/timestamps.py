@@ -38,6 +38,7 @@ class TimeTokens:
         first: Token of time 0; no token from here on is text.
         step: Seconds between two times.
         disabled: Token of a transcript without times.
+        no_speech: Token of audio without speech, likely after the start token there.
         end: Token that ends a transcript; those below it are text.
         latest_start: Highest number of steps of the first time; None if all are allowed.
     """
@@ -45,6 +46,7 @@ class TimeTokens:
     first: int
     step: float
     disabled: int
+    no_speech: int
     end: int
     latest_start: int | None = None
 

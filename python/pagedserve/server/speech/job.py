@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from math import exp, inf
 from typing import Any, Final
 
 from pagedserve.engine.lanes import SMALL_COST
@@ -110,6 +111,7 @@ class SpeechJob(TokenJob):
         for output, seconds in zip(outputs, self.durations, strict=True):
             (completion,) = output.outputs
             logprob = (completion.cumulative_logprob or 0.0) / len(completion.token_ids)
+            (no_speech,) = completion.label_logprobs or (-inf,)
             for segment in times.segments(completion.token_ids, begin=begin, seconds=seconds):
                 tokens = list(segment.token_ids)
                 text = await self.context.text.decode(tokens)
@@ -124,6 +126,7 @@ class SpeechJob(TokenJob):
                         temperature=self.params.temperature,
                         avg_logprob=logprob,
                         compression_ratio=compression_ratio(text),
+                        no_speech_prob=exp(no_speech),
                     )
                 )
             begin += seconds
@@ -258,17 +261,19 @@ async def _prompt(
     *,
     has_timestamps: bool,
 ) -> TokensPrompt:
-    """Decoder prompt, which ends with the start token if the language is to be detected."""
+    """Decoder prompt, which ends with the start token."""
     said: list[int] = []
     most = context.text.max_model_len // 2 - 1
     if body.prompt:
         text = f" {body.prompt.strip()}"
         said = await context.text.encode(text, add_special_tokens=False, param="prompt")
-    begun = rules.behind(said[-most:])
-    choices = rules.choices(body.language, task, has_timestamps=has_timestamps)
-    if body.language is not None:
-        return TokensPrompt(prompt_token_ids=[*begun, *(choice[0] for choice in choices)])
-    return TokensPrompt(prompt_token_ids=begun, speech_task=task, speech_timestamps=has_timestamps)
+    rules.choices(body.language, task, has_timestamps=has_timestamps)  # refused early
+    return TokensPrompt(
+        prompt_token_ids=rules.behind(said[-most:]),
+        speech_language=body.language,
+        speech_task=task,
+        speech_timestamps=has_timestamps,
+    )
 
 
 async def _decoded(context: Context, content: bytes) -> Audio:

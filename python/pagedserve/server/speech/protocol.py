@@ -16,10 +16,10 @@ class SpeechBody(EngineBody):
     language: str | None = Field(default=None, description="Spoken language, as a code such as en.")
     prompt: str | None = Field(default=None, description="Previous transcript.")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
-    timestamp_granularities: list[Literal["segment"]] = Field(
+    timestamp_granularities: list[Literal["segment", "word"]] = Field(
         default=["segment"],
         alias="timestamp_granularities[]",
-        description="What has timestamps with verbose_json.",
+        description="What has timestamps: segment; word is passed over beside it.",
     )
     temperature: float = 0.0
     top_p: float = 1.0
@@ -48,6 +48,12 @@ class SpeechBody(EngineBody):
                 raise RequestError(
                     f"{name} is given without stream; it needs stream true", param=name
                 )
+        if "segment" not in self.timestamp_granularities:
+            raise RequestError(
+                f"timestamp_granularities[] is {self.timestamp_granularities}; words have no "
+                "timestamps here, 'segment' is accepted",
+                param="timestamp_granularities[]",
+            )
         if self.stream and self.wants_timestamps:
             raise RequestError(
                 f"response_format is {self.response_format!r} with stream; it is for whole answers",
@@ -125,7 +131,7 @@ class TranscriptSegment(BaseModel):
     """Part of the text, between two times in seconds from the start of the audio.
 
     ``avg_logprob`` is the mean over the tokens of its part of the audio, which begins at ``seek``
-    hundredths of a second.
+    hundredths of a second, and has no speech by ``no_speech_prob``.
     """
 
     id: int
@@ -137,7 +143,7 @@ class TranscriptSegment(BaseModel):
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    no_speech_prob: None = Field(default=None, description="Not computed.")
+    no_speech_prob: float
 
 
 class Transcript(BaseModel):
