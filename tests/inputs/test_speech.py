@@ -6,10 +6,12 @@ import pytest
 from transformers import GenerationConfig
 
 from pagedserve.errors import RequestError
-from pagedserve.inputs.speech import SpeechRules
+from pagedserve.inputs.speech import NOTHING_REQUESTED, RequestedSpeech, SpeechRules
 
 # As in Whisper: the token that ends a transcript, the first of other special tokens, and times.
 END, START, PREVIOUS, NO_TIMESTAMPS, FIRST_TIME = range(50, 55)
+ENGLISH = RequestedSpeech(language="en")
+TIMED = RequestedSpeech(language="en", has_timestamps=True)
 SIZES: Final = {"max_seconds": 30, "num_times": 1500}
 
 
@@ -25,15 +27,15 @@ def test_previous_transcripts_have_no_special_tokens(special: int) -> None:
 def test_a_model_of_one_language_accepts_english() -> None:
     config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
     rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
-    assert rules.choices("en") == rules.choices() == [(NO_TIMESTAMPS,)]
+    assert rules.choices(ENGLISH) == rules.choices(NOTHING_REQUESTED) == [(NO_TIMESTAMPS,)]
     with pytest.raises(RequestError, match=r"language is 'de'; accepted are en$"):
-        rules.choices("de")
+        rules.choices(RequestedSpeech(language="de"))
 
 
 def test_timestamps_need_tokens_of_times() -> None:
     config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
     rules = SpeechRules.of(START, config, ends=(END,), vocab_size=FIRST_TIME, **SIZES)
     with pytest.raises(RequestError, match="the model has no timestamps: its vocabulary names no"):
-        rules.choices("en", has_timestamps=True)
+        rules.choices(TIMED)
     rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
-    assert rules.choices("en", has_timestamps=True) == []
+    assert rules.choices(TIMED) == []

@@ -191,11 +191,7 @@ def _begin_speech(
         begun = given if speech.start in given else [speech.start, *given]
     first: tuple[tuple[int, ...], ...] = ()
     if begun[-1] == speech.start:
-        first = tuple(
-            speech.choices(
-                requested.language, requested.task, has_timestamps=requested.has_timestamps
-            )
-        )
+        first = tuple(speech.choices(requested))
     elif given_keys := requested.keys:
         raise RequestError(
             f"{name} has {given_keys[0]}, and its decoder_prompt sets the task: leave it out"

@@ -160,26 +160,15 @@ class SpeechRules:
             suppressed_first=known("begin_suppress_tokens"),
         )
 
-    def choices(
-        self,
-        language: str | None = None,
-        task: SpeechTask | None = None,
-        *,
-        has_timestamps: bool = False,
-    ) -> list[tuple[int, ...]]:
+    def choices(self, requested: RequestedSpeech) -> list[tuple[int, ...]]:
         """Allowed tokens for each position between the start token and the text.
-
-        Args:
-            language: Code of the spoken language; None lets the model detect it.
-            task: Task of the model; None is "transcribe".
-            has_timestamps: Whether the text has timestamps.
 
         Raises:
             RequestError: A language, a task or timestamps that the model does not support.
         """
-        if has_timestamps and self.times is None:
+        language, task = requested.language, requested.task or "transcribe"
+        if requested.has_timestamps and self.times is None:
             raise RequestError("the model has no timestamps: its vocabulary names no times")
-        task = task or "transcribe"
         choices: list[tuple[int, ...]] = []
         accepted = self.languages or _ONE_LANGUAGE
         if language is not None and language not in accepted:
@@ -193,7 +182,7 @@ class SpeechRules:
             choices.append((self.tasks[task],))
         elif task != "transcribe":
             raise RequestError(f"the model does not {task}: it supports one language")
-        if self.no_timestamps is not None and not has_timestamps:
+        if self.no_timestamps is not None and not requested.has_timestamps:
             choices.append((self.no_timestamps,))
         return choices
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pagedserve.engine.lanes import SMALL_COST
 from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.inputs.audio import Audio, audio_of_file
-from pagedserve.inputs.speech import SpeechRules, SpeechTask
+from pagedserve.inputs.speech import RequestedSpeech, SpeechRules, SpeechTask
 from pagedserve.inputs.timestamps import TimeTokens
 from pagedserve.outputs import RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
@@ -267,7 +267,8 @@ async def _prompt(
     if body.prompt:
         text = f" {body.prompt.strip()}"
         said = await context.text.encode(text, add_special_tokens=False, param="prompt")
-    rules.choices(body.language, task, has_timestamps=has_timestamps)  # refused early
+    requested = RequestedSpeech(language=body.language, task=task, has_timestamps=has_timestamps)
+    rules.choices(requested)  # refused early
     return TokensPrompt(
         prompt_token_ids=rules.behind(said[-most:]),
         speech_language=body.language,
