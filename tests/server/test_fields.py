@@ -424,6 +424,7 @@ def test_fields_of_a_chat_that_cannot_matter_are_passed_over(shared: Served) -> 
         "return_hidden_states": False,
         "separate_reasoning": True,
         "stream_reasoning": True,
+        "strict": False,
     }
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1} | harmless
     assert shared.http.post("/v1/chat/completions", json=given).status_code == 200
@@ -464,6 +465,8 @@ def test_openrouters_budget_of_reasoning_is_vllms() -> None:
     given = {"messages": [], "reasoning": {"max_tokens": 5}}
     assert ChatBody.model_validate(given).thinking_token_budget == 5
     assert ChatBody.model_validate(given | {"thinking_token_budget": 0}).thinking_token_budget == 0
+    dashscope = {"messages": [], "thinking_budget": 7}
+    assert ChatBody.model_validate(dashscope).thinking_token_budget == 7
 
 
 @pytest.mark.parametrize(
@@ -479,11 +482,22 @@ def test_openrouters_budget_of_reasoning_is_vllms() -> None:
     ],
 )
 def test_other_limits_of_a_chat(shared: Served, limits: dict[str, Any], num_tokens: int) -> None:
-    """As goose's provider for Ollama sends them."""
+    """As goose's provider for Ollama sends them, and Twinny in completions."""
     given = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True} | limits
     answer = shared.http.post("/v1/chat/completions", json=given)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == num_tokens
+    if "max_completion_tokens" not in limits:
+        answer = shared.complete(prompt="Hi", ignore_eos=True, **limits)
+        assert answer.json()["usage"]["completion_tokens"] == num_tokens
+
+
+def test_a_name_may_have_ollamas_tag(shared: Served) -> None:
+    answer = shared.complete(model="formula:latest", prompt="Hi", max_tokens=1)
+    assert answer.json()["model"] == "formula"
+    unknown = shared.complete(model="other:latest", prompt="Hi", max_tokens=1)
+    assert unknown.status_code == 404
+    assert "The model `other:latest` does not exist" in unknown.text
 
 
 def test_a_prompt_that_fills_the_model_can_be_scored(shared: Served) -> None:

@@ -221,8 +221,8 @@ def test_many_vectors_are_serialized_outside_the_event_loop(
         threads.add(threading.get_ident())
         return encode(vector, encoding)
 
-    encode, threads = pooling_job._encoded, set[int]()
-    monkeypatch.setattr(pooling_job, "_encoded", encoded)
+    encode, threads = pooling_job.encoded, set[int]()
+    monkeypatch.setattr(pooling_job, "encoded", encoded)
     for number, is_outside in ((1, False), (20, True)):
         threads.clear()
         answer = embedding.http.post("/v1/embeddings", json={"input": TEXTS[:1] * number}).json()
@@ -421,6 +421,18 @@ def test_a_model_that_generates_refuses_by_name(shared: Served) -> None:
         assert answer.status_code == 400
         said = "the model generates; accepted are completions and chats"
         assert said in answer.json()["error"]["message"]
+
+
+def test_fields_of_other_servers_that_cannot_matter_are_passed_over(embedding: Served) -> None:
+    harmless = {"stream": False, "truncate": "NONE", "padding": "do_not_pad", "dimensions": 0}
+    harmless |= {"input_type": "passage", "task": "retrieval.passage"}
+    found = embedding.http.post("/v1/embeddings", json={"input": TEXTS[0]} | harmless)
+    assert (
+        found.json()["data"]
+        == embedding.http.post("/v1/embeddings", json={"input": TEXTS[0]}).json()["data"]
+    )
+    ranked = {"query": "x", "documents": ["y"], "max_tokens_per_doc": 0, "max_tokens_per_query": 0}
+    assert embedding.http.post("/rerank", json=ranked).status_code == 200
 
 
 def test_limits_and_metrics_are_those_of_all_requests(embedding: Served) -> None:

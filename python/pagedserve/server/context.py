@@ -33,6 +33,9 @@ T = TypeVar("T")
 # short steps made it wait for up to 300 ms a round, with 0.05 ms for 80.
 SWITCH_SECONDS: Final = 50e-6
 
+# Tag that Ollama's clients add to names without one.
+_LATEST: Final = ":latest"
+
 _UNCALIBRATED: Final = Calibration()
 
 
@@ -202,12 +205,19 @@ class Context:
         return [*self.names, *self.adapters.names]
 
     def model_name(self, asked: str | None) -> str:
-        """Return the model name for the response.
+        """Return the model name for the response, without the tag that Ollama's clients add.
 
         Raises:
             ServerError: 404, unknown model.
         """
-        if asked is not None and asked not in self.names and self.adapters.get(asked) is None:
+
+        def is_known(name: str) -> bool:
+            return name in self.names or self.adapters.get(name) is not None
+
+        if asked is not None and not is_known(asked):
+            bare = asked.removesuffix(_LATEST)
+            if is_known(bare):
+                return bare
             raise ServerError(
                 404,
                 f"The model `{asked}` does not exist; this server has `{self.names[0]}` "

@@ -176,7 +176,10 @@ class StreamOptions(NullsLeftOut):
 
 
 class OllamaOptions(NullsLeftOut):
-    """Ollama's options in a chat of OpenAI's API, as goose sends them; others have no effect."""
+    """Ollama's options in a request of OpenAI's API, as goose and Twinny send them.
+
+    Others have no effect.
+    """
 
     model_config = ConfigDict(extra="ignore")
 

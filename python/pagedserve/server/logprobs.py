@@ -101,10 +101,11 @@ def completion_logprobs(
             continue
         values.append(finite(entry[token_id].logprob))
         # The chosen token comes first, even if it is not among the most likely.  Of tokens with one
-        # name it counts, or else the most likely.
+        # name the most likely counts: clients take the chosen one for it if no value is larger.
         top: dict[str, float] = {}
         for token, known in ((token_id, entry[token_id]), *_top(entry, num_top)):
-            top.setdefault(names(token), finite(known.logprob))
+            name, value = names(token), finite(known.logprob)
+            top[name] = max(value, top.get(name, value))
         tops.append(top)
     return {
         "tokens": [names(token_id) for token_id in token_ids],

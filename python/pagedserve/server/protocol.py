@@ -16,6 +16,7 @@ from pagedserve.errors import RequestError
 from pagedserve.sampling_params.options import PARAMETERS, SamplingOptions
 from pagedserve.server.fields import (
     Messages,
+    OllamaOptions,
     PredictedContent,
     ResponseFormat,
     SizedBody,
@@ -91,6 +92,7 @@ ABSENT: Final[dict[str, tuple[object, ...]]] = {
     "repetition_detection": (),
     "logprob_token_ids": (),
     "do_sample": (True,),
+    "strict": (False,),  # of cognee
     "no_stop_trim": (False,),  # of SGLang, as the next three; its router and vLLM's send them
     "return_hidden_states": (False,),
     "separate_reasoning": (True,),
@@ -180,8 +182,11 @@ class TemplatedBody(SizedBody):
 
 # Types of fields that are validated in a single pass, by their plain ones.
 _FIELD_TYPES: Final[dict[Any, Any]] = {list[int]: TokenIds}
-# Names of parameters at llama.cpp and Ollama.
-_OTHER_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
+# Names of parameters at llama.cpp and Ollama, and at DashScope and SiliconFlow.
+_OTHER_NAMES: Final = {
+    "repetition_penalty": "repeat_penalty",
+    "thinking_token_budget": "thinking_budget",
+}
 
 
 def _parameter(name: str, **limits: Any) -> Any:
@@ -215,6 +220,7 @@ class Body(SamplingBody):
     max_new_tokens: int | None = Field(
         default=None, ge=1, description="Another name of ``max_tokens``, which goes first."
     )
+    options: OllamaOptions | None = None
     thinking_token_budget: int | None = _parameter("thinking_token_budget")
     skip_special_tokens: bool | None = _parameter("skip_special_tokens")
     logit_bias: dict[str, float] | None = _parameter("logit_bias")
@@ -238,9 +244,11 @@ class Body(SamplingBody):
     guided_json_object: bool | None = None
 
     @model_validator(mode="after")
-    def _take_max_new_tokens(self) -> Self:
+    def _take_max_tokens(self) -> Self:
+        """Take from its other names what ``max_tokens`` does not set."""
+        limit = None if self.options is None else self.options.num_predict
         if self.max_tokens is None:
-            self.max_tokens = self.max_new_tokens
+            self.max_tokens = self.max_new_tokens or (limit if limit and limit > 0 else None)
         return self
 
     @property

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from pagedserve.server.fields import Messages, NullsLeftOut, OllamaOptions
+from pagedserve.server.fields import Messages, NullsLeftOut
 from pagedserve.server.protocol import Body, PromptLogprobs, TemplatedBody, UsageInfo
 from pagedserve.server.tools.fields import AllowedToolChoice, NamedTool, Tool
 
@@ -51,7 +51,6 @@ class ChatBody(Body, TemplatedBody):
     tools: list[Tool] | None = None
     tool_choice: ToolMode | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool = Field(default=True, description="Whether there may be several.")
-    options: OllamaOptions | None = None
     think: bool | ReasoningEffort | None = Field(
         default=None, description="Ollama's name of ``enable_thinking`` or ``reasoning_effort``."
     )
@@ -93,9 +92,6 @@ class ChatBody(Body, TemplatedBody):
     @model_validator(mode="after")
     def _take_other_names(self) -> Self:
         """Take from fields of other APIs what no field of OpenAI's and vLLM's has."""
-        limit = None if self.options is None else self.options.num_predict
-        if self.max_tokens is None and limit is not None and limit > 0:
-            self.max_tokens = limit
         switch = self.reasoning or ReasoningSwitch()
         thinks = [self.enable_thinking, switch.enabled]
         efforts = [self.reasoning_effort, switch.effort]

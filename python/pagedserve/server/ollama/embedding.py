@@ -1,13 +1,12 @@
 """``POST /api/embed``, and ``POST /api/embeddings``, which it has replaced."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pagedserve.engine.stats import request_time
 from pagedserve.server.chat.job import renamed_fields
 from pagedserve.server.context import Context
-from pagedserve.server.ollama.job import model_name, nanoseconds
+from pagedserve.server.ollama.job import nanoseconds
 from pagedserve.server.ollama.protocol import EmbedBody, PromptEmbeddingBody
 from pagedserve.server.pooling.job import PoolingJob, Vectors, embedding_job
 from pagedserve.server.pooling.protocol import EmbeddingBody
@@ -23,7 +22,7 @@ class OllamaEmbeddingJob(PoolingJob):
 
     asked_as: str
 
-    def _fields(self, vectors: Vectors) -> Mapping[str, Any]:
+    def _fields(self, vectors: Vectors) -> dict[str, Any]:
         embeddings = [vector.tolist() for vector in vectors]
         if self.asked_as == "prompt":
             return {"embedding": embeddings[0]}
@@ -47,7 +46,7 @@ async def embed_job(
     """
     await context.check_ready()
     embedding = EmbeddingBody(
-        model=model_name(context, body.model),
+        model=context.model_name(body.model),
         priority=body.priority,
         request_id=body.request_id,
         timeout=body.timeout,

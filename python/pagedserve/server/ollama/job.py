@@ -31,18 +31,6 @@ from pagedserve.server.ollama.protocol import GenerateBody, OllamaBody, OllamaCh
 from pagedserve.server.protocol import Body
 
 _NANOSECONDS: Final = 10**9
-# Name of a model without a tag, as clients complete it.
-_LATEST: Final = ":latest"
-
-
-def model_name(context: Context, given: str | None) -> str:
-    """Return the name of a model without the tag ``latest``.
-
-    Raises:
-        ServerError: 404, unknown model.
-    """
-    known = given in context.names or context.adapters.get(given or "") is not None
-    return context.model_name(given if known or given is None else given.removesuffix(_LATEST))
 
 
 async def chat_job(context: Context, body: OllamaChatBody, answer_id: str) -> "OllamaJob":
@@ -82,7 +70,7 @@ async def _check(context: Context, body: OllamaBody) -> None:
     """Check what no chat checks; set the model's name without a tag."""
     await context.check_ready()
     body.check_fields(allows_unknown=True)  # as by Ollama
-    body.model = model_name(context, body.model)
+    body.model = context.model_name(body.model)
     if body.think and context.args.reasoning_parser is None:
         raise RequestError(
             f"think is {body.think!r}, and the server separates no reasoning: leave it out, or "

@@ -20,7 +20,7 @@ from pagedserve.server.http.routing import (
 )
 from pagedserve.server.ollama.api import ROOT, VERSION
 from pagedserve.server.ollama.embedding import embed_job
-from pagedserve.server.ollama.job import chat_job, generate_job, model_name, stamp
+from pagedserve.server.ollama.job import chat_job, generate_job, stamp
 from pagedserve.server.ollama.protocol import (
     EmbedBody,
     Embeddings,
@@ -95,7 +95,7 @@ def _add_embeddings(app: FastAPI, context: Context) -> None:
         """Compute an embedding of each text, in Ollama's format."""
         if not body.input:
             await context.check_ready()
-            return {"model": model_name(context, body.model), "embeddings": []}
+            return {"model": context.model_name(body.model), "embeddings": []}
         named = answer_id("embd-", request, body.request_id)
         return job_response(await embed_job(context, body, named), request)
 
@@ -106,7 +106,7 @@ def _add_embeddings(app: FastAPI, context: Context) -> None:
         """Compute the embedding of a text, in Ollama's former format."""
         if not body.prompt:
             await context.check_ready()
-            model_name(context, body.model)
+            context.model_name(body.model)
             return {"embedding": []}
         named = answer_id("embd-", request, body.request_id)
         return job_response(await embed_job(context, body, named), request)
@@ -150,7 +150,7 @@ def _add_models(app: FastAPI, context: Context) -> None:
     async def ollama_show(body: ShowBody) -> OllamaDescription:
         """Describe the model, in Ollama's format."""
         await context.check_ready()
-        return await _description(context, model_name(context, body.model or body.name))
+        return await _description(context, context.model_name(body.model or body.name))
 
     @app.get(f"{ROOT}/version", responses=_ERRORS)
     async def ollama_version() -> Version:
@@ -161,7 +161,7 @@ def _add_models(app: FastAPI, context: Context) -> None:
 async def _loaded(context: Context, model: str, **fields: Any) -> dict[str, Any]:
     """Response of a request without a prompt, by which clients load a model."""
     await context.check_ready()
-    name = model_name(context, model)
+    name = context.model_name(model)
     done = {"done": True, "done_reason": "load"}
     return {"model": name, "created_at": stamp(), **fields, **done}
 

@@ -1,5 +1,7 @@
 """Pooling requests: ``/v1/embeddings``, ``/pooling``, ``/classify``, ``/score``, ``/rerank``.
 
+Those of ``/v2/embed`` are in ``cohere``.
+
 The engine returns one vector per prompt; the response is built once all have arrived.
 """
 
@@ -83,11 +85,9 @@ class PoolingJob(Job):
 
     def _text(self, vectors: Vectors) -> bytes:
         """Whole response; serialized entry by entry, since one call would hold up other threads."""
-        fields = self._fields(vectors)
-        parts = [f"{json.dumps(name)}: {_serialized(value)}" for name, value in fields.items()]
-        return f"{{{', '.join(parts)}}}".encode()
+        return _serialized(self._fields(vectors)).encode()
 
-    def _fields(self, vectors: Vectors) -> Mapping[str, Any]:
+    def _fields(self, vectors: Vectors) -> dict[str, Any]:
         """Fields of the whole response."""
         head = {"id": self.answer_id, "created": self.created, "model": self.model}
         return {**head, **self.shape(vectors), "usage": self._shown_usage()}
@@ -132,17 +132,19 @@ async def _listed_job(
 
     def shape(vectors: Vectors) -> Mapping[str, Any]:
         data = [
-            {"index": place, "object": kind, field: _encoded(vector, body.encoding_format)}
+            {"index": place, "object": kind, field: encoded(vector, body.encoding_format)}
             for place, vector in enumerate(vectors)
         ]
         return {"object": "list", "data": data}
 
-    return await _job(
+    return await pooled_job(
         context,
         body,
         answer_id,
         task="embed" if field == "embedding" else "encode",
-        params=_params(body, prompt_name=body.prompt_name, dimensions=body.dimensions, task=task),
+        params=_params(
+            body, prompt_name=body.prompt_name, dimensions=body.dimensions or None, task=task
+        ),
         prompts=_given(body),
         field="input" if body.messages is None else "messages",
         shape=shape,
@@ -168,7 +170,7 @@ async def classification_job(
         ]
         return {"object": "list", "data": data}
 
-    job = await _job(
+    job = await pooled_job(
         context,
         body,
         answer_id,
@@ -250,7 +252,7 @@ async def _scored(
             return [float(vector[0]) for vector in vectors]
         return [cosine(vectors[places[left]], vectors[places[right]]) for left, right in pairs]
 
-    return await _job(
+    return await pooled_job(
         context,
         body,
         answer_id,
@@ -270,7 +272,7 @@ def _params(body: PooledBody, **asked: Any) -> PoolingParams:
     )
 
 
-async def _job(
+async def pooled_job(
     context: Context,
     body: PooledBody,
     answer_id: str,
@@ -281,6 +283,7 @@ async def _job(
     field: str,
     shape: Shape,
 ) -> PoolingJob:
+    """Validate what all pooling requests have, and create a job; see ``embedding_job``."""
     await context.check_ready()
     model = context.model_name(body.model)
     rules = await context.pooling_rules()
@@ -346,13 +349,16 @@ async def _rendered(context: Context, body: InputBody) -> Prompt:
 
 
 def _serialized(value: object) -> str:
-    """Serialize a field as JSON, and a list entry by entry."""
+    """Serialize a field as JSON, and lists entry by entry."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(name)}: {_serialized(item)}" for name, item in value.items())
+        return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(json.dumps, value))}]"
     return json.dumps(value)
 
 
-def _encoded(vector: NDArray[np.float64], encoding: str) -> str | list[float]:
+def encoded(vector: NDArray[np.float64], encoding: str) -> str | list[float]:
     """Encode a vector as numbers, or as base64 of little-endian float32."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()

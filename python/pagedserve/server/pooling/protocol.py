@@ -14,6 +14,11 @@ class PooledBody(TextBody):
     absent: ClassVar[dict[str, tuple[object, ...]]] = ABSENT | {
         "truncation_side": ("right",),
         "encoding_format": ("float",),
+        "stream": (False,),
+        "truncate": ("NONE",),  # of NVIDIA
+        "padding": ("do_not_pad",),  # of vLLM, as the next two
+        "max_tokens_per_doc": (0,),
+        "max_tokens_per_query": (0,),
         "late_chunking": (False,),  # of Jina
         "modality": ("text",),  # of Infinity, as the next
         "raw_scores": (False,),
@@ -38,12 +43,15 @@ class VectorBody(InputBody):
     """Fields of requests for vectors."""
 
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: int | None = Field(default=None, description="0 is all.")
     prompt_name: str | None = None
 
 
 class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
+
+    # Of Cohere and NVIDIA, and of Jina: what a vector is for, which vLLM does not read either.
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"input_type", "task"}
 
 
 class PoolingBody(VectorBody):

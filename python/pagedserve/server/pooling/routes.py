@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 
 from pagedserve.server.context import Context
 from pagedserve.server.http.routing import JSON, answer_id, job_response, json_responses
+from pagedserve.server.pooling.cohere import CohereBody, CohereResponse, embed_job
 from pagedserve.server.pooling.job import (
     classification_job,
     embedding_job,
@@ -35,6 +36,12 @@ def add_pooling(app: FastAPI, context: Context) -> None:
         """Compute an embedding of each prompt."""
         named = answer_id("embd-", request, body.request_id)
         return job_response(await embedding_job(context, body, named), request)
+
+    @app.post("/v2/embed", responses=json_responses(CohereResponse), dependencies=JSON)
+    async def embed(body: CohereBody, request: Request) -> Any:
+        """Compute an embedding of each text, in Cohere's form."""
+        named = answer_id("embd-", request, body.request_id)
+        return job_response(await embed_job(context, body, named), request)
 
     @app.post("/pooling", responses=json_responses(PoolingResponse), dependencies=JSON)
     async def pooling(body: PoolingBody, request: Request) -> Any:
