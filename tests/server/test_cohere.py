@@ -85,7 +85,13 @@ def test_texts_in_parts(served: Served, offline: LLM) -> None:
 
 
 def test_long_texts_are_shortened_unless_that_is_refused(served: Served) -> None:
-    for more, wanted in ({}, 256), ({"max_tokens": 9}, 9):
+    shortened: list[tuple[dict[str, Any], int]] = [
+        ({}, 256),
+        ({"max_tokens": 9}, 9),
+        ({"max_tokens": 999}, 256),
+        ({"truncate_prompt_tokens": 7}, 7),
+    ]
+    for more, wanted in shortened:
         found = embed(served, texts=["word " * 300], **more)
         assert found["usage"]["prompt_tokens"] == wanted
 

@@ -48,16 +48,29 @@ class CohereBody(PooledBody):
         names = (kind, *_PROMPT_NAMES.get(kind, ()))
         return next((name for name in names if name in rules.prompts), None)
 
-    def params(self, rules: PoolingRules) -> PoolingParams:
+    def num_kept_tokens(self, max_model_len: int) -> int | None:
+        """Tokens that are kept of a text, -1 for as many as the model accepts; None for all.
+
+        Raises:
+            RequestError: Fields that contradict each other.
+        """
+        if self.truncate_prompt_tokens is not None:
+            return self.truncate_prompt_tokens
+        if self.truncate == "END":
+            is_less = self.max_tokens is not None and self.max_tokens < max_model_len
+            return self.max_tokens if is_less else -1
+        if self.max_tokens is not None:
+            raise RequestError("max_tokens is given with truncate NONE", param="max_tokens")
+        return None
+
+    def params(self, rules: PoolingRules, max_model_len: int) -> PoolingParams:
         """Parameters of all its prompts.
 
         Raises:
             RequestError: Fields that contradict each other.
         """
-        if self.truncate == "NONE" and self.max_tokens is not None:
-            raise RequestError("max_tokens is given with truncate NONE", param="max_tokens")
         return PoolingParams(
-            truncate_prompt_tokens=None if self.truncate == "NONE" else self.max_tokens or -1,
+            truncate_prompt_tokens=self.num_kept_tokens(max_model_len),
             use_activation=self.use_activation,
             dimensions=self.output_dimension or None,
             prompt_name=self.prompt_name(rules),
@@ -134,7 +147,7 @@ async def embed_job(context: Context, body: CohereBody, answer_id: str) -> Pooli
         body,
         answer_id,
         task="embed",
-        params=body.params(rules),
+        params=body.params(rules, context.text.max_model_len),
         prompts=listed_prompts(texts, "texts"),
         field="texts" if body.inputs is None else "inputs",
         shape=shape,
