@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import anthropic
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -316,6 +317,33 @@ def test_a_model_without_tools_calls_them(smollm2_server: Process) -> None:
         assert last.message.content or last.message.tool_calls
     assert "the chat template shows no tools" in smollm2_server.log
     assert smollm2_server.log.count("the chat template shows no tools") == 1
+
+
+def test_the_next_turn_writes_a_required_call_as_the_model_did(smollm2_server: Process) -> None:
+    """So that its tokens are found in the cache."""
+
+    def text_of(token_ids: list[int]) -> str:
+        told = httpx.post(f"{smollm2_server.url}/detokenize", json={"tokens": token_ids})
+        return str(told.json()["prompt"])
+
+    def answer(messages: list[Any]) -> dict[str, Any]:
+        body = {"messages": messages, "tools": OPENAI_TOOLS, "parallel_tool_calls": False}
+        body |= {"tool_choice": "required", "max_tokens": 80, "return_token_ids": True}
+        url = f"{smollm2_server.url}/v1/chat/completions"
+        told: dict[str, Any] = httpx.post(url, json=body | {"temperature": 0}, timeout=60).json()
+        return told
+
+    messages: list[Any] = [{"role": "user", "content": "Weather in Paris for 3 days?"}]
+    first = answer(messages)
+    (choice,) = first["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    checked(call["function"]["name"], call["function"]["arguments"])
+    messages += [
+        choice["message"],
+        {"role": "tool", "tool_call_id": call["id"], "content": "rain"},
+    ]
+    written = text_of([*first["prompt_token_ids"], *choice["token_ids"][:-1]])
+    assert text_of(answer(messages)["prompt_token_ids"]).startswith(written.rstrip())
 
 
 # Cities and days of earlier calls, after which the model calls a tool again.

@@ -100,7 +100,7 @@ def chat_params(
     given["prompt_logprobs"] = body.prompt_logprobs
     if shows_tags:
         given["skip_special_tokens"] = False
-    if (forced := forced_by_choice(body, closes=closes)) is not None:
+    if (forced := forced_by_choice(body, tools, closes=closes)) is not None:
         text = given["structured_outputs"]
         if text is not None and text.given_as != "response_format":  # which a call does not have
             raise RequestError(

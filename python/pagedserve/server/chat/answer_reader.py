@@ -86,11 +86,14 @@ def _held_schemas(body: ChatBody) -> Schemas:
     return schemas
 
 
-def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutputsParams | None:
-    """Structured outputs of a forced tool choice: the arguments or the input, or a list of calls.
+def forced_by_choice(
+    body: ChatBody, known: ToolFormat | None = None, *, closes: bool = True
+) -> StructuredOutputsParams | None:
+    """Structured outputs of a forced tool choice: the arguments or the input, or calls.
 
     Args:
         body: The request.
+        known: Tool call format; None if it is unknown.
         closes: Whether arguments are only those that the schemas name.
 
     Raises:
@@ -99,7 +102,7 @@ def forced_by_choice(body: ChatBody, *, closes: bool = True) -> StructuredOutput
     named = _custom_tool(body, body.choice)
     if named is not None:
         return _whole_input(named)
-    if _is_verbatim(body):
+    if _is_generic(body, known):
         return _held_calls(body, closes=closes)
     schema = _forced_schema(body)
     if schema is None:
@@ -122,9 +125,13 @@ def _forced_schema(body: ChatBody) -> dict[str, Any] | None:
     return None
 
 
-def _is_verbatim(body: ChatBody) -> bool:
-    """Whether calls are required, in the generic format: a list in JSON has no Lark grammar."""
-    return body.choice == "required" and bool(lark_inputs(body.usable_tools))
+def _is_generic(body: ChatBody, known: ToolFormat | None) -> bool:
+    """Whether calls are required, in the generic format, and not as a list in JSON.
+
+    The prompt describes it, and the next turn writes the calls so; a list has no Lark grammar.
+    """
+    is_described = known is not None and known.is_generic
+    return body.choice == "required" and (is_described or bool(lark_inputs(body.usable_tools)))
 
 
 def _held_calls(
@@ -367,7 +374,7 @@ class AnswerReader:
         if isinstance(choice, NamedTool):
             return Reading(TagStream(None, {}), choice.name, before=before)
         if choice == "required":
-            head = HELD_HEAD if _is_verbatim(self.body) else FORCED_HEAD
+            head = HELD_HEAD if _is_generic(self.body, self.tools) else FORCED_HEAD
             return Reading(GrammarCalls(head), before=before)
         tools = self.tools if self.body.usable_tools else None
         held_head = HELD_HEAD if self.is_held else None
