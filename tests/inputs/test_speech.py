@@ -32,6 +32,14 @@ def test_a_model_of_one_language_accepts_english() -> None:
         rules.choices(RequestedSpeech(language="de"))
 
 
+def test_a_prompt_that_names_no_task_has_no_rules_of_times() -> None:
+    tasks = {"transcribe": PREVIOUS}
+    config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS, task_to_id=tasks)
+    rules = SpeechRules.of(START, config, ends=(END,), vocab_size=60, **SIZES)
+    assert rules.rules_after([START], ()).times is None
+    assert rules.rules_after([START, PREVIOUS], ()).times == rules.times is not None
+
+
 def test_timestamps_need_tokens_of_times() -> None:
     config = GenerationConfig(no_timestamps_token_id=NO_TIMESTAMPS)
     rules = SpeechRules.of(START, config, ends=(END,), vocab_size=FIRST_TIME, **SIZES)

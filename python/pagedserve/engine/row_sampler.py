@@ -153,7 +153,8 @@ class RowSampler:
         if grammar is not None and (allowed := params.allowed_token_ids) is not None:
             # A text that is complete ends, whatever tokens it may have.
             edits["allowed_token_ids"] = (*allowed, *grammar.eos_token_ids)
-        if rules is not None and rules.times is not None:
+        is_free = grammar is None and params.allowed_token_ids is None
+        if rules is not None and rules.times is not None and is_free:
             edits["logits_processors"] = (*params.logits_processors, rules.keep_times)
         self._make_edits = partial(LogitsEdits, **edits, prompt_token_ids=prompt_token_ids)
         self._has_edits = bad_words is not None or edits != _UNEDITED

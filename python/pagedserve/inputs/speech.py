@@ -209,7 +209,8 @@ class SpeechRules:
         """Rules of the tokens that follow a decoder prompt, which ``first`` begins with."""
         special = range(self.start, 1 + (self.no_timestamps or self.start))
         disabled = self.no_timestamps in (*prompt, *(token for (token, *_) in first))
-        times = None if disabled else self.times
+        has_task = bool(first) or not self.tasks or bool({*self.tasks.values()} & {*prompt})
+        times = self.times if has_task and not disabled else None
         num_special = 1 + max(place for place, token in enumerate(prompt) if token in special)
         return TokenRules(
             first=first,

@@ -128,6 +128,7 @@ class CohereResponse(PooledResponse):
 
 async def embed_job(context: Context, body: CohereBody, answer_id: str) -> PoolingJob:
     """Validate a request for embeddings, as ``embedding_job``."""
+    await context.check_ready()
     texts = body.listed_texts()
     rules = await context.pooling_rules()
 

@@ -17,7 +17,7 @@ from pagedserve.inputs import Prompt, TokensPrompt
 from pagedserve.inputs.audio import Audio, audio_of_file
 from pagedserve.inputs.speech import RequestedSpeech, SpeechRules, SpeechTask
 from pagedserve.inputs.timestamps import TimeTokens
-from pagedserve.outputs import RequestOutput
+from pagedserve.outputs import CompletionOutput, RequestOutput
 from pagedserve.sampling_params import RequestOutputKind, SamplingParams
 from pagedserve.server.context import Context
 from pagedserve.server.http.errors import ServerError
@@ -110,7 +110,7 @@ class SpeechJob(TokenJob):
         begin = 0.0
         for output, seconds in zip(outputs, self.durations, strict=True):
             (completion,) = output.outputs
-            logprob = (completion.cumulative_logprob or 0.0) / len(completion.token_ids)
+            logprob = _mean_logprob(completion, times)
             (no_speech,) = completion.label_logprobs or (-inf,)
             for segment in times.segments(completion.token_ids, begin=begin, seconds=seconds):
                 tokens = list(segment.token_ids)
@@ -172,6 +172,16 @@ class SpeechJob(TokenJob):
             "total_tokens": prompt + self.usage.completion_tokens,
         }
         yield _event({"type": "transcript.text.done", "text": text, "usage": usage})
+
+
+def _mean_logprob(completion: CompletionOutput, times: TimeTokens) -> float:
+    """Mean log-probability of text, times and the end, without language and task."""
+    written = [
+        entry[token].logprob
+        for token, entry in zip(completion.token_ids, completion.logprobs or (), strict=False)
+        if entry and not times.end < token < times.first
+    ]
+    return sum(written) / max(1, len(written))
 
 
 @dataclass(slots=True)

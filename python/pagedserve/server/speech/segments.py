@@ -1,5 +1,6 @@
 """Segments of a transcript with their times, and subtitles of them."""
 
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,7 +34,7 @@ SUBTITLES: Final[dict[str, Subtitles]] = {"srt": _srt, "vtt": _vtt}
 
 def _cue(segment: TranscriptSegment, point: str) -> str:
     # An arrow or an empty line in the text would end the cue.
-    text = " ".join(segment.text.replace("-->", "->").split())
+    text = " ".join(re.sub("-+->", "->", segment.text).split())
     return f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n{text}\n"
 
 
