@@ -15,7 +15,7 @@ FIRST, SECOND = TOKENIZER("é", add_special_tokens=False).input_ids
 
 @pytest.mark.parametrize("chosen", [FIRST, SECOND])
 def test_of_tokens_with_one_name_the_most_likely_counts(chosen: int) -> None:
-    """As lm-eval needs it, which takes a token for the likeliest if no value is larger."""
+    """lm-eval calls a token greedy if no value is larger."""
     values = {FIRST: -0.2, SECOND: -9.0}
     entry = {
         token: Logprob(value, rank, None) for rank, (token, value) in enumerate(values.items())

@@ -269,7 +269,7 @@ class AnswerReader:
 
     Attributes:
         body: The request.
-        tools: Tool call format for automatic tool choice; None if it is unknown.
+        tools: Tool call format; None if it is unknown.
         reasoning: Reasoning format; None if reasoning stays in the content.
         is_reasoning: Whether the text starts within reasoning.
         may_reason: Whether it may without a start tag, if texts of the format do: a grammar that

@@ -1,6 +1,6 @@
 """Embeddings in Cohere's form: ``/v2/embed``, for texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -12,11 +12,11 @@ from pagedserve.pooling.rules import PoolingRules
 from pagedserve.pooling_params import PoolingParams
 from pagedserve.server.context import Context
 from pagedserve.server.params import listed_prompts
-from pagedserve.server.pooling.job import PoolingJob, encoded, pooled_job
+from pagedserve.server.pooling.job import PoolingJob, Vectors, encoded, pooled_job
 from pagedserve.server.pooling.protocol import DocumentOfParts, PooledBody, PooledResponse
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
-Vectors: TypeAlias = list[list[float]]
+Numbers: TypeAlias = list[list[float]]
 
 # Names of a model's prompts by Cohere's names of what a vector is for, in order of preference.
 _PROMPT_NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -90,7 +90,7 @@ class CohereBody(PooledBody):
 class EmbeddingsByType(BaseModel):
     """Embeddings of all texts, of each type that was requested."""
 
-    float: Vectors | None = None
+    float: Numbers | None = None
     base64: list[str] | None = Field(default=None, description="Little-endian float32.")
     binary: list[list[int]] | None = Field(
         default=None, description="Signs, 8 in a byte, the first the highest; 128 less."
@@ -132,7 +132,7 @@ async def embed_job(context: Context, body: CohereBody, answer_id: str) -> Pooli
     texts = body.listed_texts()
     rules = await context.pooling_rules()
 
-    def shape(vectors: Sequence[NDArray[np.float64]]) -> Mapping[str, Any]:
+    def shape(vectors: Vectors) -> Mapping[str, Any]:
         num_tokens = sum(job.usage.prompt_tokens.values())
         return {
             "embeddings": {

@@ -37,14 +37,14 @@ class SpeechJob(TokenJob):
         rules: Speech tokens of the model.
         task: "transcribe" or "translate".
         durations: Seconds of each prompt's audio.
-        has_timestamps: Whether the transcript has timestamps.
+        times: Tokens of the transcript's timestamps; None without them.
     """
 
     body: SpeechBody
     rules: SpeechRules
     task: SpeechTask
     durations: Sequence[float]
-    has_timestamps: bool
+    times: TimeTokens | None
 
     @property
     def streams(self) -> bool:
@@ -78,8 +78,7 @@ class SpeechJob(TokenJob):
             async for _, output in outputs:
                 _check_whole(output)
         last = [self.last[place] for place in range(self.num_prompts)]
-        times = self.rules.times if self.has_timestamps else None
-        segments = None if times is None else await self._segments(last, times)
+        segments = None if self.times is None else await self._segments(last, self.times)
         texts = (output.outputs[0] for output in last) if segments is None else segments
         yield self._shown("".join(part.text for part in texts).strip(), last[0], segments).encode()
 
@@ -223,7 +222,8 @@ async def speech_job(
     has_timestamps = body.wants_timestamps and (
         rules.times is not None or body.response_format in SUBTITLES
     )
-    prompt = await _prompt(context, rules, body, task, has_timestamps=has_timestamps)
+    requested = RequestedSpeech(language=body.language, task=task, has_timestamps=has_timestamps)
+    prompt = await _prompt(context, rules, body, requested)
     params = _params(body, has_timestamps=has_timestamps)
     content = await body.file.read()
     with context.admission.place_for(1, {}):
@@ -242,7 +242,7 @@ async def speech_job(
         rules=rules,
         task=task,
         durations=[window.seconds for window in windows],
-        has_timestamps=has_timestamps,
+        times=rules.times if has_timestamps else None,
     )
 
 
@@ -264,12 +264,7 @@ def _params(body: SpeechBody, *, has_timestamps: bool) -> SamplingParams:
 
 
 async def _prompt(
-    context: Context,
-    rules: SpeechRules,
-    body: SpeechBody,
-    task: SpeechTask,
-    *,
-    has_timestamps: bool,
+    context: Context, rules: SpeechRules, body: SpeechBody, requested: RequestedSpeech
 ) -> TokensPrompt:
     """Decoder prompt, which ends with the start token."""
     said: list[int] = []
@@ -277,13 +272,12 @@ async def _prompt(
     if body.prompt:
         text = f" {body.prompt.strip()}"
         said = await context.text.encode(text, add_special_tokens=False, param="prompt")
-    requested = RequestedSpeech(language=body.language, task=task, has_timestamps=has_timestamps)
     rules.choices(requested)  # refused early
     return TokensPrompt(
         prompt_token_ids=rules.behind(said[-most:]),
-        speech_language=body.language,
-        speech_task=task,
-        speech_timestamps=has_timestamps,
+        speech_language=requested.language,
+        speech_task=requested.task or "transcribe",
+        speech_timestamps=requested.has_timestamps,
     )
 
 
