@@ -319,7 +319,7 @@ def test_a_closed_file_is_an_error() -> None:
                 "panels": np.zeros(34816, np.uint8),
                 "scales": np.zeros(64, np.float32),
             },
-            "scales must be 64 numbers for sections of I8Rows, and none for others",
+            "scales must be 64 numbers for sections of I8Rows or I8Turned, and none for others",
         ),
     ],
 )

@@ -64,13 +64,14 @@ class PackedWeights:
         dtype: Type of the rows.
         in_features: Number of input features K.
         out_features: Number of output features N.
-        scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
+        scales: Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``.
         bias: Bias, float32 ``[N]``.
         gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
         sections: Panels whose products are those of bytes: format and number of features of each
             section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
-            "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
-            the last are multiples of 64 features; sections share the scales of rows.
+            "Q4_1_64", "I8_ROWS", bytes that share a scale in a feature and in a row, or
+            "I8_TURNED", these of inputs that are turned by 64 (rust/cpu/src/bytes/turn.rs).  All
+            but the last are multiples of 64 features; sections share the scales of rows.
         weight_dtype: Type of the weights in units: that of the rows, or any for rows of float32.
             None for that of the rows.
 
@@ -363,10 +364,10 @@ def pack_layers(
             Number of input features K.
             Whether the first of two parts is the gate of the second: they alternate in the panels,
             32 features each.
-            Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``, written; None for
-            other panels.
-            Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
-            storage become.  None for numbers.
+            Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``,
+            written; None for other panels.
+            Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0" or "I8_TURNED",
+            which rows of any storage become.  None for numbers.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.
 

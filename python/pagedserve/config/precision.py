@@ -77,8 +77,8 @@ class PrecisionArgs:
         None,
         checks.choice((*get_args(Quantization), None)),
         "Quantization of linear layers, on the CPU: int8 stores one byte per weight and a scale "
-        "per output feature, a quarter of float32's memory; w8a8 stores one byte per weight and a "
-        "scale for 32 of them, and multiplies them with rows of bytes; gguf keeps the blocks of a "
+        "per output feature, a quarter of float32's memory; w8a8 stores as much, of "
+        "turned inputs, and multiplies it with rows of bytes; gguf keeps the blocks of a "
         "GGUF file and multiplies these with rows of bytes, and so do gptq, awq and "
         "compressed-tensors with the 4 or 8 bits of files in these formats. Both backends run "
         "int8, the native backend the others.",

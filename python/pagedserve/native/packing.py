@@ -22,6 +22,7 @@ from pagedserve.native.stored import (
     BLOCK_WEIGHTS,
     MADE_STORAGES,
     STORAGES,
+    TURNED_ROWS,
     WHOLE_ROWS,
     StoredTensor,
 )
@@ -32,10 +33,13 @@ logger = logging.getLogger(__name__)
 Sections: TypeAlias = list[tuple[str, int]]
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
-# What weights become for "w8a8": the format that Rust makes of any other.
-_BYTES: Final = "Q8_0"
 # Weights and bytes of a block of each storage.
-_SIZES: Final = {**STORAGES, **MADE_STORAGES}
+_SIZES: Final = {**STORAGES, **MADE_STORAGES, TURNED_ROWS: (64, 64)}
+# What weights become for "w8a8", the formats that Rust makes of any other: the first whose blocks
+# their rows are.
+_BYTES: Final = (TURNED_ROWS, "Q8_0")
+# Those with a scale for each output feature.
+_WHOLE: Final = (WHOLE_ROWS, TURNED_ROWS)
 # Dtypes of storages of 16 bits.
 _HALVES: Final[dict[str, ComputeDtype]] = {"BF16": "bfloat16", "F16": "float16"}
 # Storages whose products are those of bytes.
@@ -126,7 +130,7 @@ class Packer:
         if sections is None:
             panels, scales = _empty_panels(shape, dtype, quantization)
         else:
-            has_scales = sections[0][0] == WHOLE_ROWS
+            has_scales = sections[0][0] in _WHOLE
             panels = _empty_bytes(shape[1], sections)
             scales = np.empty(shape[0], np.float32) if has_scales else None
         if sections is None:
@@ -249,8 +253,9 @@ def _sections(
 ) -> Sections | None:
     """Formats of a layer whose products are those of bytes; None if they are not."""
     if quantization == "w8a8":
-        has_blocks = tensors[0].shape[1] % STORAGES[_BYTES][0] == 0
-        return [(_BYTES, sum(tensor.shape[0] for tensor in tensors))] if has_blocks else None
+        num_features = sum(tensor.shape[0] for tensor in tensors)
+        fitting = (name for name in _BYTES if tensors[0].shape[1] % _SIZES[name][0] == 0)
+        return next(([(name, num_features)] for name in fitting), None)
     if quantization not in FILE_QUANTIZATIONS or any(
         tensor.storage not in _AS_STORED for tensor in tensors
     ):

@@ -42,6 +42,9 @@ BLOCK_FORMATS: Final = frozenset(
 # Bytes with a scale for each output feature, which files store in another tensor.
 WHOLE_ROWS: Final = "I8_ROWS"
 
+# The same of inputs that Rust turns (rust/cpu/src/bytes/turn.rs), made at load of any weights.
+TURNED_ROWS: Final = "I8_TURNED"
+
 # Storages of matrices of quantized directories (`quantized_files`), which Rust multiplies as well.
 MADE_STORAGES: Final[dict[str, tuple[int, int]]] = {
     WHOLE_ROWS: (1, 1),

@@ -191,7 +191,7 @@ pub unsafe fn linear(
     };
     if let Panels::Bytes(panels) = weights.panels {
         // SAFETY: the caller's promise.
-        unsafe { product.run_bytes(panels.group(weights.in_features), execution) };
+        unsafe { product.run_bytes(&panels, execution) };
         return Ok(());
     }
     #[cfg(target_arch = "x86_64")]
@@ -292,15 +292,15 @@ impl Product<'_> {
         WIDE.set(wide);
     }
 
-    /// Runs the product on rows that are quantised first, `group` inputs by a scale.
+    /// Runs the product on rows that are quantised first, as the panels need them.
     ///
     /// # Safety
     /// That of [`linear`].
-    unsafe fn run_bytes(&self, group: usize, execution: &Execution<'_>) {
+    unsafe fn run_bytes(&self, panels: &BytePanels<'_>, execution: &Execution<'_>) {
         let len = self.weights.in_features;
         self.for_chunks(CHUNK_ROWS, FEWEST_ROWS, execution, &|part, execution| {
             let mut memory = ROWS.take();
-            let rows = ByteRows::new(&mut memory, part.num_rows, len, group);
+            let rows = ByteRows::new(&mut memory, part.num_rows, len, panels);
             let from = (part.input, part.rows);
             // SAFETY: the caller's promise; the buffer can hold the rows.
             unsafe { quantise_rows(from, len, part.num_rows, &rows, execution) };

@@ -75,6 +75,19 @@ pub(crate) trait Vectors {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// The nearest whole number, of numbers between -127 and 127.
     unsafe fn round(a: Self::V) -> Self::V;
+    /// Each lane gets the number of lane `lane ^ DISTANCE`; the distance is 1, 2, 4 or 8.
+    #[inline(always)]
+    unsafe fn exchange<const DISTANCE: usize>(a: Self::V) -> Self::V {
+        let (mut numbers, mut exchanged) = ([0.0; PANEL], [0.0; PANEL]);
+        // SAFETY: the buffers have 16 numbers.
+        unsafe {
+            Self::store(a, numbers.as_mut_ptr());
+            for lane in 0..PANEL {
+                exchanged[lane] = numbers[lane ^ DISTANCE];
+            }
+            Self::load(exchanged.as_ptr())
+        }
+    }
     /// Two to the power of whole numbers from -127 to 127; zero for -127.
     unsafe fn power_of_two(whole: Self::V) -> Self::V;
     /// The first of each lane's pair of bfloat16, as float32.

@@ -157,6 +157,18 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
     }
 
     #[inline(always)]
+    unsafe fn exchange<const DISTANCE: usize>(a: __m512) -> __m512 {
+        unsafe {
+            match DISTANCE {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(a),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(a),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(a, a),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(a, a),
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn round(a: __m512) -> __m512 {
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT }>(a) }
     }
@@ -311,6 +323,18 @@ impl Vectors for Avx2 {
     #[inline(always)]
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
         unsafe { halves!(_mm256_max_ps, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn exchange<const DISTANCE: usize>(a: Self::V) -> Self::V {
+        unsafe {
+            match DISTANCE {
+                1 => halves!(_mm256_permute_ps::<0b10_11_00_01>, a),
+                2 => halves!(_mm256_permute_ps::<0b01_00_11_10>, a),
+                4 => (_mm256_permute2f128_ps::<1>(a.0, a.0), _mm256_permute2f128_ps::<1>(a.1, a.1)),
+                _ => (a.1, a.0),
+            }
+        }
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! The formats: places of the numbers of a block, and their values.
 
+use crate::bytes::turn::TURNED;
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::storage::Storage;
@@ -19,6 +20,8 @@ pub enum Format {
     /// Signed bytes with a scale for each output feature, beside the panels, and one for each row
     /// that they are multiplied with.
     I8Rows,
+    /// As `I8Rows`, of inputs that are turned by 64, in weights and in rows.
+    I8Turned,
     /// Signed bytes and a scale for 32 inputs.
     Q8_0,
     /// 4 bits and a scale for 32 inputs.
@@ -93,8 +96,9 @@ impl Block {
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::I8Rows,
+        Self::I8Turned,
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
@@ -108,10 +112,20 @@ impl Format {
         Self::Iq4Nl,
     ];
 
-    /// The storage of the blocks in a file.
+    /// Whether a row and an output feature have one scale each.
+    pub(crate) const fn is_whole(self) -> bool {
+        matches!(self, Self::I8Rows | Self::I8Turned)
+    }
+
+    /// Whether weights of any storage become blocks of this format.
+    pub(crate) const fn takes_any(self) -> bool {
+        matches!(self, Self::I8Turned | Self::Q8_0)
+    }
+
+    /// The storage of the blocks in a file, or of the same bytes.
     pub(crate) const fn storage(self) -> Storage {
         match self {
-            Self::I8Rows => Storage::I8Rows,
+            Self::I8Rows | Self::I8Turned => Storage::I8Rows,
             Self::Q8_0 => Storage::Q8_0,
             Self::Q4_0 => Storage::Q4_0,
             Self::Q4_1 => Storage::Q4_1,
@@ -129,7 +143,7 @@ impl Format {
     /// Inputs of a row that share a scale, of `in_features`.
     pub(crate) const fn group(self, in_features: usize) -> usize {
         match self {
-            Self::I8Rows => in_features,
+            Self::I8Rows | Self::I8Turned => in_features,
             Self::Q4_0_64 | Self::Q4_1_64 => 64,
             _ => GROUP,
         }
@@ -143,7 +157,7 @@ impl Format {
                 "in_features must be a multiple of {inputs} for {self:?}; got {in_features}"
             )));
         }
-        if self == Self::I8Rows && in_features > MOST_WHOLE {
+        if self.is_whole() && in_features > MOST_WHOLE {
             return Err(Error(format!(
                 "in_features must be {MOST_WHOLE} at most for {self:?}; got {in_features}"
             )));
@@ -155,6 +169,7 @@ impl Format {
     pub(crate) const fn block(self) -> Block {
         match self {
             Self::I8Rows => Block::new(32, &[(0, 8)], &[]),
+            Self::I8Turned => Block::new(TURNED, &[(0, TURNED / 4)], &[]),
             Self::Q8_0 => Block::new(32, &[(2, 8)], &[0]),
             Self::Q4_0 | Self::Iq4Nl => Block::new(32, &[(2, 4)], &[0]),
             Self::Q4_1 => Block::new(32, &[(4, 4)], &[0, 2]),

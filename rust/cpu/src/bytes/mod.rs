@@ -10,7 +10,8 @@
 //!
 //! The panels of a product may have several formats, a [`Section`] of panels each: files mix them.
 //! Those of [`Format::I8Rows`] have no blocks, but a scale for each output feature, and a row of
-//! their products has one scale as well.  AMX multiplies 64 inputs at once: it takes these panels as
+//! their products has one scale as well; with [`Format::I8Turned`] both are turned before they
+//! become bytes (`bytes::turn`).  AMX multiplies 64 inputs at once: it takes these panels as
 //! they are, and opened blocks of 64 inputs.
 //!
 //! # Invariants
@@ -33,6 +34,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
+use crate::portable::Portable;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -41,6 +43,7 @@ mod layout;
 mod open;
 mod rows;
 mod tile;
+pub(crate) mod turn;
 
 use format::GROUP;
 
@@ -49,6 +52,7 @@ pub(crate) use amx::sum_panel_by_amx;
 pub use format::Format;
 pub(crate) use rows::{ByteRows, quantise_rows};
 pub(crate) use tile::{Dots, Part, sum_panel};
+pub(crate) use turn::{TURNED, turn};
 
 /// Adjacent output features of one format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +71,7 @@ pub struct BytePanels<'a> {
     /// The panels.
     pub values: &'a [u8],
     /// `[N]`, what a feature's whole numbers are multiples of, where the format is
-    /// [`Format::I8Rows`]; None for others, whose blocks have scales.
+    /// [`Format::I8Rows`] or [`Format::I8Turned`]; None for others, whose blocks have scales.
     pub scales: Option<&'a [f32]>,
 }
 
@@ -81,6 +85,11 @@ impl BytePanels<'_> {
     /// Inputs of a row that share a scale, of checked panels.
     pub(crate) fn group(&self, in_features: usize) -> usize {
         self.sections.first().map_or(GROUP, |section| section.format.group(in_features))
+    }
+
+    /// Whether rows are turned before they become bytes, of checked panels.
+    pub(crate) fn is_turned(&self) -> bool {
+        self.sections.first().is_some_and(|section| section.format == Format::I8Turned)
     }
 
     /// Rows from which AMX, which takes 64 inputs at once, costs less than vectors; None if it
@@ -120,6 +129,12 @@ impl BytePanels<'_> {
                 *number *= scales[feature];
             }
         }
+        if self.is_turned() {
+            for numbers in numbers.chunks_exact_mut(TURNED) {
+                // SAFETY: these are 64 numbers, and any CPU has the instructions.
+                unsafe { turn::<Portable, f32>(numbers.as_ptr(), numbers.as_mut_ptr()) };
+            }
+        }
         numbers
     }
 }
@@ -134,15 +149,17 @@ pub(crate) fn check(
     for section in sections {
         section.format.check(in_features)?;
     }
-    let is_int8 = |section: &Section| section.format == Format::I8Rows;
-    let has_scales = sections.iter().any(is_int8);
+    let has_scales = sections.iter().any(|section| section.format.is_whole());
     if num_scales != has_scales.then_some(out_features) {
         return Err(Error(format!(
-            "scales must be {out_features} numbers for sections of I8Rows, and none for others; got \
+            "scales must be {out_features} numbers for sections of I8Rows or I8Turned, and none for \
+             others; got \
              {num_scales:?} for {sections:?}"
         )));
     }
-    let rows = |section: &Section| (is_int8(section), section.format.group(in_features));
+    let rows = |Section { format, .. }: &Section| {
+        (format.is_whole(), *format == Format::I8Turned, format.group(in_features))
+    };
     if !sections.windows(2).all(|pair| rows(&pair[0]) == rows(&pair[1])) {
         return Err(Error(format!(
             "sections of a product must share the scales of its rows; got {sections:?}"

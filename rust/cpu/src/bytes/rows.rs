@@ -1,9 +1,10 @@
 //! Rows as signed bytes.
 
+use std::cell::Cell;
 use std::ops::Range;
 
-use crate::bytes::Dots;
 use crate::bytes::format::GROUP;
+use crate::bytes::{BytePanels, Dots, TURNED, turn};
 use crate::element::Element;
 use crate::linear::Matrix;
 use crate::number::{BFloat16, DType, Float16, PANEL};
@@ -23,6 +24,8 @@ pub(crate) struct ByteRows {
     pub(crate) num_inputs: usize,
     /// Inputs that share a scale.
     pub(crate) group: usize,
+    /// Whether rows are turned before they become bytes.
+    is_turned: bool,
     /// `[R][K]`.
     pub(crate) bytes: *mut i8,
     /// `[num_groups][R]`, what the bytes are multiples of.
@@ -36,13 +39,14 @@ pub(crate) struct ByteRows {
 }
 
 impl ByteRows {
-    /// Rows in the memory of a thread; it is valid until the memory is used again.
+    /// Rows for checked panels, in the memory of a thread; valid until the memory is used again.
     pub(crate) fn new(
         memory: &mut Vec<u32>,
         num_rows: usize,
         num_inputs: usize,
-        group: usize,
+        panels: &BytePanels<'_>,
     ) -> Self {
+        let group = panels.group(num_inputs);
         let num = num_rows * (num_inputs / group);
         let [bytes, scales, totals, half_totals, shifts] =
             pieces(memory, [num_rows * num_inputs / 4, num, num, 2 * num, num]);
@@ -50,6 +54,7 @@ impl ByteRows {
             num_rows,
             num_inputs,
             group,
+            is_turned: panels.is_turned(),
             bytes: bytes.cast(),
             scales: scales.cast(),
             totals: totals.cast(),
@@ -57,6 +62,10 @@ impl ByteRows {
             shifts: shifts.cast(),
         }
     }
+}
+
+thread_local! {
+    static TURNED_ROW: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// Numbers that one thread quantises in less time than a second one takes to start.
@@ -136,6 +145,7 @@ impl Quantise<'_> {
         unsafe {
             // Compiled for groups of this size, and for others.
             match self.call.to.group {
+                _ if self.call.to.is_turned => self.convert_turned::<I, E>(),
                 GROUP => self.convert_groups::<I, E>(GROUP),
                 size => self.convert_groups::<I, E>(size),
             }
@@ -148,30 +158,65 @@ impl Quantise<'_> {
         // Group by group, which is their order in memory.
         for (group, first) in (0..to.num_inputs).step_by(size).enumerate() {
             for row in self.rows.clone() {
-                let place = group * to.num_rows + row;
-                // SAFETY: the row has these numbers, and the buffers can hold their results.
+                // SAFETY: the row has these numbers.
                 unsafe {
                     let from = input.pointer.cast::<E>().add(row * input.stride + first);
-                    let bytes = to.bytes.add(row * to.num_inputs + first);
-                    let scale = scale_of::<I, E>(from, size);
-                    let mut total = 0_i32;
-                    for start in (0..size).step_by(PANEL) {
-                        let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
-                        total += part;
-                        if size == GROUP {
-                            let half = 2 * group + start / PANEL;
-                            to.half_totals.add(half * to.num_rows + row).write(part);
-                        }
-                    }
-                    to.scales.add(place).write(scale);
-                    to.totals.add(place).write(total);
-                    #[expect(
-                        clippy::cast_precision_loss,
-                        reason = "a group's total is below 2^24"
-                    )]
-                    to.shifts.add(place).write(scale * total as f32);
+                    to.write_group::<I, E>(from, size, group, row);
                 }
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn convert_turned<I: Vectors, E: Element>(&self) {
+        let &Call { input, to, .. } = self.call;
+        let mut memory = TURNED_ROW.take();
+        let [turned] = pieces(&mut memory, [to.num_inputs]);
+        for row in self.rows.clone() {
+            // SAFETY: the row has these numbers, and the buffer can hold them.
+            unsafe {
+                let from = input.pointer.cast::<E>().add(row * input.stride);
+                for first in (0..to.num_inputs).step_by(TURNED) {
+                    turn::<I, E>(from.add(first), turned.add(first));
+                }
+                to.write_group::<I, f32>(turned, to.num_inputs, 0, row);
+            }
+        }
+        TURNED_ROW.set(memory);
+    }
+}
+
+impl ByteRows {
+    /// Writes the `size` numbers of a group of a row: bytes, scale and totals.
+    ///
+    /// # Safety
+    /// The numbers can be read; the row exists, and no other thread accesses its group.
+    #[inline(always)]
+    unsafe fn write_group<I: Vectors, E: Element>(
+        &self,
+        from: *const E,
+        size: usize,
+        group: usize,
+        row: usize,
+    ) {
+        let place = group * self.num_rows + row;
+        // SAFETY: the caller's promise; the buffers can hold the results.
+        unsafe {
+            let bytes = self.bytes.add(row * self.num_inputs + group * size);
+            let scale = scale_of::<I, E>(from, size);
+            let mut total = 0_i32;
+            for start in (0..size).step_by(PANEL) {
+                let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
+                total += part;
+                if size == GROUP {
+                    let half = 2 * group + start / PANEL;
+                    self.half_totals.add(half * self.num_rows + row).write(part);
+                }
+            }
+            self.scales.add(place).write(scale);
+            self.totals.add(place).write(total);
+            #[expect(clippy::cast_precision_loss, reason = "a group's total is below 2^24")]
+            self.shifts.add(place).write(scale * total as f32);
         }
     }
 }

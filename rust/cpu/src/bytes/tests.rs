@@ -1,6 +1,7 @@
 //! Products against their definition, in float64.
 
 use super::*;
+use crate::bytes::turn::tests::turned;
 use crate::isa::InstructionSet;
 use crate::linear::{Finish, Matrix, Panels, Weights, linear};
 use crate::lora::Adapters;
@@ -39,7 +40,7 @@ struct Layer {
     k: usize,
     n: usize,
     values: Vec<u8>,
-    /// Of features, if all sections are [`Format::I8Rows`].
+    /// Of features, if sections are of whole rows.
     scales: Option<Vec<f32>>,
     bias: Vec<f32>,
 }
@@ -81,8 +82,8 @@ impl Layer {
         let n = sections.iter().map(|section| section.num_features).sum();
         let mut numbers = || (0..n).map(|_| random.number() / 64.0).collect();
         let bias = numbers();
-        let is_int8 = sections.iter().all(|section| section.format == Format::I8Rows);
-        Self { sections, k, n, values, scales: is_int8.then(numbers), bias }
+        let is_whole = sections.iter().all(|section| section.format.is_whole());
+        Self { sections, k, n, values, scales: is_whole.then(numbers), bias }
     }
 
     fn panels(&self) -> BytePanels<'_> {
@@ -123,6 +124,11 @@ impl Layer {
         let bias = f64::from(self.bias[feature]);
         let (mut sum, mut magnitudes) = (bias, bias.abs());
         let group = self.panels().group(self.k);
+        let (row, weights) = if self.panels().is_turned() {
+            (turned(row), turned(&weights).iter().map(|weight| weight / 64.0).collect())
+        } else {
+            (row.to_vec(), weights)
+        };
         for (number, inputs) in row.chunks(group).enumerate() {
             let peak = inputs.iter().fold(0.0_f32, |peak, input| peak.max(input.abs()));
             let scale = peak / 127.0;
@@ -220,8 +226,10 @@ fn sections_that_do_not_fit_are_refused() {
         let refused = check(&[section], 512, 64, (0, scales)).expect_err("a refusal");
         assert!(refused.to_string().contains("scales must be"), "{refused}");
     }
-    let wide = section(Format::Q4_0_64, 64);
-    for (sections, k) in [([int8, q8], 32), ([int8, wide], 64), ([wide, q4], 64)] {
+    let (wide, turned) = (section(Format::Q4_0_64, 64), section(Format::I8Turned, 64));
+    for (sections, k) in
+        [([int8, q8], 32), ([int8, wide], 64), ([wide, q4], 64), ([int8, turned], 64)]
+    {
         let scales = sections.contains(&int8).then_some(128);
         let refused = check(&sections, k, 128, (0, scales)).expect_err("a refusal");
         assert!(refused.to_string().contains("must share the scales of its rows"), "{refused}");

@@ -243,7 +243,7 @@ pub(crate) unsafe fn sum_panel<I: Instructions>(
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
     let blocks = weights.values.as_ptr().wrapping_add(bytes.start);
-    let is_signed = matches!(format, Format::I8Rows | Format::Q8_0 | Format::Iq4Nl);
+    let is_signed = format.is_whole() || matches!(format, Format::Q8_0 | Format::Iq4Nl);
     let is_closed = is_signed || rows.num <= I::CLOSED_ROWS;
     let mut opened = MaybeUninit::<Opened>::uninit();
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
@@ -287,7 +287,7 @@ pub(super) unsafe fn open<I: Dots>(
             Format::Q4K => opened.open::<I, PairedNibbles>(format, from, num),
             Format::Q5K => opened.open::<I, PairedFives>(format, from, num),
             Format::Q6K => opened.open::<I, Sixes>(format, from, num),
-            Format::I8Rows | Format::Q8_0 | Format::Iq4Nl => {
+            Format::I8Rows | Format::I8Turned | Format::Q8_0 | Format::Iq4Nl => {
                 unreachable!("signed weights are never opened")
             }
         }
@@ -310,7 +310,7 @@ impl GroupSums<'_> {
         // SAFETY: the promise of `sum_panel`.
         unsafe {
             match format {
-                Format::I8Rows => self.add::<I, Signed<OnlyBytes>>(),
+                Format::I8Rows | Format::I8Turned => self.add::<I, Signed<OnlyBytes>>(),
                 Format::Q8_0 => self.add::<I, Signed<Bytes>>(),
                 Format::Iq4Nl => self.add::<I, Signed<Widening>>(),
                 Format::Q4_0 => self.add_small::<I, Nibbles, 8>(is_closed),

@@ -12,13 +12,13 @@ use crate::storage::{Q8_0_WEIGHTS, write_q8_0};
 use crate::vectors::Instructions;
 
 impl Packing<'_> {
-    /// Refuses rows that are not stored as the panels keep them, and that do not become `Q8_0`.
+    /// Refuses rows that are not stored as the panels keep them, if these do not take any.
     pub(super) fn check_blocks(&self) -> Result<()> {
         let Target::Bytes { sections, .. } = self.target else { return Ok(()) };
         for panel in 0..self.num_panels() {
             let (format, _) = bytes::panel_at(sections, self.in_features, panel);
-            if let Some(index) = self.other_storage(panel, format)
-                && format != Format::Q8_0
+            if !format.takes_any()
+                && let Some(index) = self.other_storage(panel, format)
             {
                 return Err(Error(format!(
                     "rows[{index}] must be stored as {format:?} for panels of {format:?}; got {:?}",

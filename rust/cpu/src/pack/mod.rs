@@ -21,6 +21,7 @@
 
 mod blocks;
 mod fetch;
+mod whole;
 
 use std::cell::Cell;
 use std::io;
@@ -28,7 +29,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::bytes::{self, Section};
+use crate::bytes::{self, Format, Section};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
@@ -47,8 +48,6 @@ const CHUNK: usize = 256;
 const CHUNK_STRIDE: usize = CHUNK + PANEL;
 /// Features of the gate that a panel with a gate begins with; as many of the other half follow.
 const HALF: usize = PANEL_FEATURES / 2;
-/// The largest whole number of an int8 weight; -128 has no positive counterpart.
-const LARGEST_INT8: f32 = 127.0;
 
 thread_local! {
     static NUMBERS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -69,11 +68,13 @@ pub enum PanelsMut<'a> {
     },
     /// Blocks of the file, which products of bytes take.
     Bytes {
-        /// The formats: those of the rows, or `Q8_0`, which rows of any storage become.
+        /// The formats: those of the rows, or `Q8_0` or `I8Turned`, which rows of any storage
+        /// become.
         sections: &'a [Section],
         /// The panels.
         values: &'a mut [u8],
-        /// Scale of each feature, `[N]`, of [`bytes::Format::I8Rows`], and of no other.
+        /// Scale of each feature, `[N]`, of [`Format::I8Rows`] and [`Format::I8Turned`], and of no
+        /// other.
         scales: Option<&'a mut [f32]>,
     },
 }
@@ -387,18 +388,29 @@ impl<'a> Packing<'a> {
                 },
                 Target::Int8 { values, scales } => {
                     let values = values.add(panel * self.in_features * PANEL_FEATURES);
-                    self.write_int8::<I>(panel, fetched, rows, values, scales);
+                    self.write_whole::<I, false>(panel, fetched, rows, (values, scales));
                 }
                 Target::Bytes { sections, values, scales } => {
                     let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
                     let values = values.add(bytes.start);
-                    if self.other_storage(panel, format).is_none() {
-                        self.write_blocks(panel, fetched, format, values);
-                        if let Some(scales) = scales {
-                            self.write_scales(panel, scales);
+                    match (format, scales) {
+                        (Format::I8Turned, Some(scales)) => {
+                            self.write_whole::<I, true>(
+                                panel,
+                                fetched,
+                                rows,
+                                (values.cast(), scales),
+                            );
                         }
-                    } else {
-                        self.write_q8_0::<I>(panel, fetched, rows, values);
+                        _ if self.other_storage(panel, format).is_some() => {
+                            self.write_q8_0::<I>(panel, fetched, rows, values);
+                        }
+                        (_, scales) => {
+                            self.write_blocks(panel, fetched, format, values);
+                            if let Some(scales) = scales {
+                                self.write_scales(panel, scales);
+                            }
+                        }
                     }
                 }
             }
@@ -421,48 +433,6 @@ impl<'a> Packing<'a> {
             let place = (panel * self.in_features + first) / per_unit * PANEL_FEATURES;
             // SAFETY: the caller's promise; the panel has these units.
             unsafe { transpose_units::<E>(rows, len, panels.add(place)) };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn write_int8<I: Instructions>(
-        &self,
-        panel: usize,
-        fetched: &Fetched<'_>,
-        rows: &mut [f32],
-        values: *mut i8,
-        scales: *mut f32,
-    ) {
-        let mut steps = [0.0_f32; PANEL_FEATURES];
-        for first in (0..self.in_features).step_by(CHUNK) {
-            // SAFETY: the caller's promise.
-            let len = unsafe { self.read::<I>(panel, fetched, first, rows, true) };
-            for (step, row) in steps.iter_mut().zip(rows.chunks_exact(CHUNK_STRIDE)) {
-                *step = row[..len].iter().fold(*step, |peak, number| peak.max(number.abs()));
-            }
-        }
-        for step in &mut steps {
-            *step /= LARGEST_INT8;
-        }
-        let first_row = panel * PANEL_FEATURES;
-        for (index, step) in steps.iter_mut().enumerate().take(self.num_rows - first_row) {
-            // SAFETY: the feature exists, and this thread has its panel.
-            unsafe { scales.add(first_row + index).write(*step) };
-        }
-        // Without a scale all weights of a feature are zero, or so small that they become zero.
-        let steps = steps.map(|step| if step == 0.0 { f32::INFINITY } else { step });
-        for first in (0..self.in_features).step_by(CHUNK) {
-            // SAFETY: the caller's promise.
-            let len = unsafe { self.read::<I>(panel, fetched, first, rows, false) };
-            // SAFETY: the caller's promise; the panel has these lanes.
-            unsafe {
-                transpose(rows, len, |k, feature, number| {
-                    let whole = (number / steps[feature]).round_ties_even();
-                    let whole = whole.clamp(-LARGEST_INT8, LARGEST_INT8);
-                    #[expect(clippy::cast_possible_truncation, reason = "a whole number")]
-                    values.add((first + k) * PANEL_FEATURES + feature).write(whole as i8);
-                });
-            }
         }
     }
 
@@ -503,19 +473,6 @@ unsafe fn transpose_units<E: Stored>(rows: &[f32], len: usize, units: *mut u32) 
                 for (index, numbers) in numbers.chunks_exact(per_unit).enumerate() {
                     to.add(index * PANEL_FEATURES).write(E::unit(numbers));
                 }
-            }
-        }
-    }
-}
-
-/// Passes each number of 64 rows to `write`, `PANEL` of a row at a time: lines of both sides stay
-/// in the first cache.
-#[inline(always)]
-fn transpose(rows: &[f32], len: usize, mut write: impl FnMut(usize, usize, f32)) {
-    for first in (0..len).step_by(PANEL) {
-        for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
-            for (index, number) in row[first..len.min(first + PANEL)].iter().enumerate() {
-                write(first + index, feature, *number);
             }
         }
     }

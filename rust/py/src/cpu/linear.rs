@@ -18,8 +18,9 @@ use crate::gateway::Work;
 const ACTIVATIONS: [(&str, Activation); 2] =
     [("silu", Activation::Silu), ("gelu_tanh", Activation::GeluTanh)];
 
-const FORMATS: [(&str, Format); 12] = [
+const FORMATS: [(&str, Format); 13] = [
     ("I8_ROWS", Format::I8Rows),
+    ("I8_TURNED", Format::I8Turned),
     ("Q8_0", Format::Q8_0),
     ("Q4_0", Format::Q4_0),
     ("Q4_1", Format::Q4_1),
@@ -65,13 +66,14 @@ enum PanelArray {
 ///     dtype: Type of the rows.
 ///     in_features: Number of input features K.
 ///     out_features: Number of output features N.
-///     scales: Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``.
+///     scales: Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``.
 ///     bias: Bias, float32 ``[N]``.
 ///     gate: Activation between the halves of a gated layer: "silu" or "gelu_tanh".
 ///     sections: Panels whose products are those of bytes: format and number of features of each
 ///         section: a block type of GGUF such as "Q4_K", those of 64 inputs "Q4_0_64" and
-///         "Q4_1_64", or "I8_ROWS", bytes that share a scale in a feature and in a row.  All but
-///         the last are multiples of 64 features; sections share the scales of rows.
+///         "Q4_1_64", "I8_ROWS", bytes that share a scale in a feature and in a row, or
+///         "I8_TURNED", these of inputs that are turned by 64 (rust/cpu/src/bytes/turn.rs).  All
+///         but the last are multiples of 64 features; sections share the scales of rows.
 ///     weight_dtype: Type of the weights in units: that of the rows, or any for rows of float32.
 ///         None for that of the rows.
 ///

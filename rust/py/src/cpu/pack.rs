@@ -69,10 +69,10 @@ type LayerAt<'py> = (
 ///         Number of input features K.
 ///         Whether the first of two parts is the gate of the second: they alternate in the panels,
 ///         32 features each.
-///         Scales of int8 panels and of sections of "I8_ROWS", float32 ``[N]``, written; None for
-///         other panels.
-///         Sections as for `PackedWeights`, in the storage of the rows or "Q8_0", which rows of any
-///         storage become.  None for numbers.
+///         Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``,
+///         written; None for other panels.
+///         Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0" or "I8_TURNED",
+///         which rows of any storage become.  None for numbers.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
 ///
