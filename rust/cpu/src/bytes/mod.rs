@@ -17,7 +17,8 @@
 //! # Invariants
 //!
 //! 1. A weight is `scale * (whole - zero) + minimum` of its group, one of zero and minimum being 0;
-//!    a row's number is `scale * whole` of its group, the whole numbers from -127 to 127.
+//!    a row's number is `scale * whole` of its group, the whole numbers from -127 to 127; of
+//!    [`Format::I8Turned`] these are the turned numbers.
 //! 2. The products of a group are summed exactly.  Groups are added in the order of the inputs, in
 //!    float32: a row's result is the same in any batch and with any number of threads.
 //! 3. A row that holds a number that is not finite has no finite result.

@@ -240,9 +240,15 @@ fn sections_that_do_not_fit_are_refused() {
 
 #[test]
 fn rows_of_16_bits_are_quantised_as_their_numbers() {
+    for format in [Format::Q4_1, Format::I8Turned] {
+        check_rows_of_16_bits(format);
+    }
+}
+
+fn check_rows_of_16_bits(format: Format) {
     let mut random = Random(13);
-    let layer = Layer::new(Format::Q4_1, 96, 64, || random.byte());
-    let rows = random_rows(3, 96, 6);
+    let layer = Layer::new(format, 192, 64, || random.byte());
+    let rows = random_rows(3, 192, 6);
     let narrow: Vec<BFloat16> = rows.iter().map(|number| BFloat16::from_f32(*number)).collect();
     let half: Vec<Float16> = rows.iter().map(|number| Float16::from_f32(*number)).collect();
     for set in sets() {
@@ -314,9 +320,10 @@ fn a_row_is_the_same_in_any_batch_and_on_any_threads() {
 
 #[test]
 fn sums_of_whole_rows_are_exact() {
-    for k in [32, 96, 1536, 65_536] {
+    let (rows, turned) = (Format::I8Rows, Format::I8Turned);
+    for (format, k) in [(rows, 32), (rows, 96), (rows, 1536), (rows, 65_536), (turned, 576)] {
         let mut random = Random(29);
-        let layer = Layer::new(Format::I8Rows, k, 70, || random.byte());
+        let layer = Layer::new(format, k, 70, || random.byte());
         for num_rows in [1, 16, 17, 33, 70] {
             let rows = random_rows(num_rows, k, 12);
             let expected =
@@ -324,7 +331,7 @@ fn sums_of_whole_rows_are_exact() {
             for set in sets() {
                 let found = layer.product(DType::Float32, &rows, set, &Sequential);
                 let is_same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(is_same, "{set:?}: {num_rows} rows of {k}");
+                assert!(is_same, "{format:?} {set:?}: {num_rows} rows of {k}");
             }
             if k == 65_536 {
                 break;
