@@ -19,8 +19,11 @@ from transformers import AutoModelForCausalLM
 import pagedserve.native.load
 from pagedserve.config import EngineArgs
 from pagedserve.errors import ConfigError, ModelLoadError
+from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.native.choice import choose_backend
 from pagedserve.native.load import LoadedNative, load_native
+from pagedserve.quantize.likelihood import WINDOW, compare, log_probabilities, windows
+from pagedserve.quantize.run import _sample
 from tests.support.decoders import VOCAB_SIZE, save_decoder
 from tests.support.gguf_models import stored_rows, write_gguf
 from tests.support.native import logits_of
@@ -177,6 +180,18 @@ def test_an_outlier_of_a_row_leaves_room_for_the_others(tmp_path: Path) -> None:
     )
     error, error_of_whole = (np.square(each - expected).mean() ** 0.5 for each in (found, whole))
     assert error < 0.6 * error_of_whole
+
+
+def test_real_weights_keep_their_likelihood(model_package: None) -> None:
+    """With a scale for a whole row and nothing turned the divergence is ten times as large."""
+    tokenizer = load_tokenizer(EngineArgs("smollm2"), uses_transformers=False)
+    texts = windows(tokenizer, _sample(), 2 * WINDOW)
+    plain = load_native(EngineArgs("smollm2", backend="native"))
+    expected = list(log_probabilities(plain, texts))
+    loaded = load_native(EngineArgs("smollm2", backend="native", quantization="w8a8"))
+    found = compare(log_probabilities(loaded, texts), expected, texts)
+    assert 0 < found.mean_kl < 0.012
+    assert 0.98 < found.perplexity_ratio < 1.02
 
 
 def test_rows_of_no_whole_blocks_stay_floats(
