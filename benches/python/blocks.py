@@ -15,13 +15,11 @@ from measuring import report_table
 from numpy.typing import NDArray
 
 from pagedserve._core import cpu
-from pagedserve.native.stored import BLOCK_FORMATS, MADE_STORAGES, STORAGES, TURNED_ROWS, WHOLE_ROWS
+from pagedserve.native.stored import BLOCK_FORMATS, MADE_STORAGES, SCALED, SIZES
 
 # (N, K) of a layer of SmolLM2-135M's sizes, the hidden size a multiple of each block's.
 LAYER = ((960, 512), (512, 512), (3072, 512), (512, 1536))
 NUM_LAYERS = 30
-MADE = MADE_STORAGES | {TURNED_ROWS: (64, 64)}
-SIZES = STORAGES | MADE
 
 
 def make_layers(blocks: str, num_layers: int) -> list[cpu.PackedWeights]:
@@ -34,7 +32,7 @@ def make_layers(blocks: str, num_layers: int) -> list[cpu.PackedWeights]:
             in_features=k,
             out_features=n,
             sections=[(blocks, n)],
-            scales=np.ones(n, np.float32) if blocks in (WHOLE_ROWS, TURNED_ROWS) else None,
+            scales=np.ones(n, np.float32) if blocks in SCALED else None,
         )
         for _ in range(num_layers)
         for n, k in LAYER
@@ -62,7 +60,7 @@ def measure(options: argparse.Namespace, num_rows: int) -> Iterator[dict[str, ob
     """The time of each kind of blocks."""
     shape = num_rows, max(k for _, k in LAYER)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    for blocks in sorted(BLOCK_FORMATS | MADE.keys()):
+    for blocks in sorted(BLOCK_FORMATS | MADE_STORAGES.keys() | {*SCALED}):
         layers = make_layers(blocks, options.layers)
         best = min(seconds(layers, x, options.threads) for _ in range(options.rounds))
         num_bytes = sum(weights.nbytes for weights in layers) * NUM_LAYERS // options.layers

@@ -117,11 +117,11 @@ def load_bytes(path: Path, quantization: Any = "gguf", **options: Any) -> Loaded
     return load_native(EngineArgs(str(path), quantization=quantization, **options))
 
 
-def check(found: NDArray[Any], expected: NDArray[Any], most: float = 0.05) -> None:
+def check(found: NDArray[Any], expected: NDArray[Any]) -> None:
     """Rows that are rounded to another byte by a float's last bit are few."""
     errors = np.abs(found - expected) / np.abs(expected).max()
     assert np.median(errors) < 2e-3
-    assert errors.max() < most
+    assert errors.max() < 0.05
 
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
@@ -145,10 +145,10 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "llama, tied, biases"])
 def test_plain_weights_may_become_bytes(tmp_path: Path, name: str) -> None:
-    directory = save_decoder(tmp_path, name)
+    # Smaller weights, as another byte counts for more where a whole row shares its scale.
+    directory = save_decoder(tmp_path, name, initializer_range=0.1)
     expected = oracle(directory, lambda _: w8a8_weights, w8a8_rows, keeps_embedding=True)
-    # A byte is coarser where a whole row shares its scale.
-    check(logits_of(load_bytes(directory, "w8a8"), TOKENS), expected, most=0.1)
+    check(logits_of(load_bytes(directory, "w8a8"), TOKENS), expected)
 
 
 def test_weights_that_cannot_be_turned_become_those_of_a_q8_0_file(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from pagedserve.native.stored import (
     BLOCK_FORMATS,
     BLOCK_WEIGHTS,
     MADE_STORAGES,
-    STORAGES,
+    SCALED,
+    SIZES,
     TURNED_ROWS,
     WHOLE_ROWS,
     StoredTensor,
@@ -33,13 +34,9 @@ logger = logging.getLogger(__name__)
 Sections: TypeAlias = list[tuple[str, int]]
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
-# Weights and bytes of a block of each storage.
-_SIZES: Final = {**STORAGES, **MADE_STORAGES, TURNED_ROWS: (64, 64)}
 # What weights become for "w8a8", the formats that Rust makes of any other: the first whose blocks
 # their rows are.
 _BYTES: Final = (TURNED_ROWS, "Q8_0")
-# Those with a scale for each output feature.
-_WHOLE: Final = (WHOLE_ROWS, TURNED_ROWS)
 # Dtypes of storages of 16 bits.
 _HALVES: Final[dict[str, ComputeDtype]] = {"BF16": "bfloat16", "F16": "float16"}
 # Storages whose products are those of bytes.
@@ -130,7 +127,7 @@ class Packer:
         if sections is None:
             panels, scales = _empty_panels(shape, dtype, quantization)
         else:
-            has_scales = sections[0][0] in _WHOLE
+            has_scales = sections[0][0] in SCALED
             panels = _empty_bytes(shape[1], sections)
             scales = np.empty(shape[0], np.float32) if has_scales else None
         if sections is None:
@@ -254,7 +251,7 @@ def _sections(
     """Formats of a layer whose products are those of bytes; None if they are not."""
     if quantization == "w8a8":
         num_features = sum(tensor.shape[0] for tensor in tensors)
-        fitting = (name for name in _BYTES if tensors[0].shape[1] % _SIZES[name][0] == 0)
+        fitting = (name for name in _BYTES if tensors[0].shape[1] % SIZES[name][0] == 0)
         return next(([(name, num_features)] for name in fitting), None)
     if quantization not in FILE_QUANTIZATIONS or any(
         tensor.storage not in _AS_STORED for tensor in tensors
@@ -315,7 +312,7 @@ def _empty_panels(
 
 def _empty_bytes(in_features: int, sections: Sections) -> NDArray[np.uint8]:
     """Panels of sections of a layer, not yet written."""
-    blocks = ((_padded(num_features), *_SIZES[name]) for name, num_features in sections)
+    blocks = ((_padded(num_features), *SIZES[name]) for name, num_features in sections)
     num_bytes = sum(rows * (in_features // weights) * size for rows, weights, size in blocks)
     return bytes_in_huge_pages(num_bytes)
 

@@ -52,6 +52,12 @@ MADE_STORAGES: Final[dict[str, tuple[int, int]]] = {
     "Q4_1_64": (64, 36),
 }
 
+# Weights and bytes of a block of each format of panels.
+SIZES: Final = {**STORAGES, **MADE_STORAGES, TURNED_ROWS: (64, 64)}
+
+# Formats with a scale for each output feature.
+SCALED: Final = (WHOLE_ROWS, TURNED_ROWS)
+
 # Fewest weights of a block of `BLOCKS`.
 BLOCK_WEIGHTS: Final = 32
 

@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::bytes::{self, Format, Section};
+use crate::bytes::{self, Format, Section, TURNED, turn};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{BFloat16, DType, Float16, PANEL, Stored};
@@ -48,6 +48,10 @@ const CHUNK: usize = 256;
 const CHUNK_STRIDE: usize = CHUNK + PANEL;
 /// Features of the gate that a panel with a gate begins with; as many of the other half follow.
 const HALF: usize = PANEL_FEATURES / 2;
+
+/// What weights are multiplied with before they are turned.
+#[expect(clippy::cast_precision_loss, reason = "a power of two")]
+const PART: f32 = 1.0 / TURNED as f32;
 
 thread_local! {
     static NUMBERS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
@@ -255,7 +259,8 @@ impl Kernel for Panel<'_> {
     }
 }
 
-/// A chunk of each row of a panel, to be converted to float32 and rounded to the layer's dtype.
+/// A chunk of each row of a panel, to be converted to float32, rounded to the layer's dtype, and turned
+/// if the panels are.
 struct Chunk<'a> {
     packing: &'a Packing<'a>,
     panel: usize,
@@ -295,7 +300,26 @@ impl Kernel for Chunk<'_> {
             if counts && odd > 0 {
                 packing.odd[index].fetch_add(odd as usize, Ordering::Relaxed);
             }
+            if packing.is_turned() {
+                // SAFETY: the caller's promise; a chunk is whole groups of those turned together.
+                unsafe { turn_part::<I>(numbers) };
+            }
         }
+    }
+}
+
+/// Turns 64ths of numbers.
+///
+/// # Safety
+/// The CPU has the instructions.
+#[inline(always)]
+unsafe fn turn_part<I: Instructions>(numbers: &mut [f32]) {
+    for numbers in numbers.chunks_exact_mut(TURNED) {
+        for number in &mut *numbers {
+            *number *= PART;
+        }
+        // SAFETY: these are 64 numbers; the caller's promise.
+        unsafe { turn::<I, f32>(numbers.as_ptr(), numbers.as_mut_ptr()) };
     }
 }
 
@@ -335,6 +359,14 @@ impl<'a> Packing<'a> {
 
     fn num_panels(&self) -> usize {
         self.num_rows.div_ceil(PANEL_FEATURES)
+    }
+
+    /// Whether weights are turned, which sections of a layer share.
+    fn is_turned(&self) -> bool {
+        matches!(
+            self.target,
+            Target::Bytes { sections: [Section { format: Format::I8Turned, .. }, ..], .. }
+        )
     }
 
     /// Reads the rows of a panel and writes it; one thread has each panel.
@@ -388,19 +420,19 @@ impl<'a> Packing<'a> {
                 },
                 Target::Int8 { values, scales } => {
                     let values = values.add(panel * self.in_features * PANEL_FEATURES);
-                    self.write_whole::<I, false>(panel, fetched, rows, (values, scales));
+                    let place = |k: usize, feature: usize| k * PANEL_FEATURES + feature;
+                    self.write_whole::<I>(panel, fetched, rows, (values, scales), place);
                 }
                 Target::Bytes { sections, values, scales } => {
                     let (format, bytes) = bytes::panel_at(sections, self.in_features, panel);
                     let values = values.add(bytes.start);
                     match (format, scales) {
                         (Format::I8Turned, Some(scales)) => {
-                            self.write_whole::<I, true>(
-                                panel,
-                                fetched,
-                                rows,
-                                (values.cast(), scales),
-                            );
+                            let to = (values.cast(), scales);
+                            let place = |k: usize, feature: usize| {
+                                (k / 4 * PANEL_FEATURES + feature) * 4 + k % 4
+                            };
+                            self.write_whole::<I>(panel, fetched, rows, to, place);
                         }
                         _ if self.other_storage(panel, format).is_some() => {
                             self.write_q8_0::<I>(panel, fetched, rows, values);
