@@ -54,6 +54,9 @@ use crate::scratch::pieces;
 use crate::team::Execution;
 use crate::vectors::{Instructions, Kernel, Vectors};
 
+#[cfg(target_arch = "x86_64")]
+use crate::x86::amx::Tiles;
+
 use chunks::FEWEST_ROWS;
 
 pub use weights::{Panels, Weights};
@@ -72,6 +75,10 @@ const MANY_ROWS: usize = 48;
 pub(crate) const MOST_ROWS: usize = 64;
 /// The most rows that are converted at once.
 const CHUNK_ROWS: usize = 512;
+
+/// Without AMX there are none.
+#[cfg(not(target_arch = "x86_64"))]
+type Tiles = ();
 
 thread_local! {
     /// Rows as bytes, their scales and totals.
@@ -260,14 +267,15 @@ unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
     fn run(&self, execution: &Execution<'_>) {
-        execution.for_each(self.num_items(), &|item| {
+        execution.share(self.num_items(), &|items| {
             // SAFETY: the creator of the product promises its memory; each item is done once.
             unsafe {
                 match (self.weights.panels, &self.bytes) {
                     (Panels::Bytes(panels), Some(rows)) => {
-                        execution.instructions.run(ByteItem { product: self, panels, rows, item });
+                        let product = self;
+                        execution.instructions.run(ByteItems { product, panels, rows, items });
                     }
-                    _ => execution.instructions.run(Item { product: self, item }),
+                    _ => execution.instructions.run(Items { product: self, items }),
                 }
             }
         });
@@ -328,80 +336,101 @@ impl Product<'_> {
     }
 }
 
-/// One panel with some rows.
-struct Item<'a> {
+/// Items of a thread, each a panel with some rows.
+struct Items<'a> {
     product: &'a Product<'a>,
-    item: usize,
+    items: &'a mut dyn Iterator<Item = usize>,
 }
 
 /// The sums of an item, `[rows][64]`.
 #[repr(align(64))]
 struct Sums([MaybeUninit<f32>; MOST_ROWS * PANEL_FEATURES]);
 
-impl Kernel for Item<'_> {
+impl Kernel for Items<'_> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
-        let Self { product, item } = self;
+        let Self { product, items } = self;
         let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: the caller's promise; `sums` can hold the item's rows.
-        unsafe {
-            match (product.weights.panels, product.weights.weight_dtype, product.rows) {
-                (Panels::Units(units), DType::Float32, _) => {
-                    product.multiply::<I, f32, _>(units, item, sums);
-                }
-                (Panels::Units(units), DType::BFloat16, DType::Float32) => {
-                    product.multiply_halves::<I, BFloat16>(units, item, sums);
-                }
-                (Panels::Units(units), DType::Float16, DType::Float32) => {
-                    product.multiply_halves::<I, Float16>(units, item, sums);
-                }
-                #[cfg(target_arch = "x86_64")]
-                (Panels::Units(units), DType::BFloat16, _) if product.amx_rows.is_some() => {
-                    product.multiply_by_amx(units, item, sums);
-                }
-                (Panels::Units(units), DType::BFloat16, _) => {
-                    product.multiply::<I, BFloat16, _>(units, item, sums);
-                }
-                (Panels::Units(units), DType::Float16, _) => {
-                    product.multiply::<I, Float16, _>(units, item, sums);
-                }
-                (Panels::Int8 { values, .. }, ..) => {
-                    product.multiply::<I, f32, _>(values, item, sums);
-                }
-                (Panels::Bytes(_), ..) => unreachable!("an item of bytes is another kernel"),
+        let mut tiles = Tiles::default();
+        for item in items {
+            // SAFETY: the caller's promise; `sums` can hold the item's rows.
+            unsafe {
+                product.sum_item::<I>(item, sums, &mut tiles);
+                product.end_item::<I>(item, sums);
             }
-            product.end_item::<I>(item, sums);
         }
     }
 }
 
-/// One panel of bytes with some rows of bytes.
-struct ByteItem<'a> {
+/// Items of a thread, each a panel of bytes with some rows of bytes.
+struct ByteItems<'a> {
     product: &'a Product<'a>,
     panels: BytePanels<'a>,
     rows: &'a ByteRows,
-    item: usize,
+    items: &'a mut dyn Iterator<Item = usize>,
 }
 
-impl Kernel for ByteItem<'_> {
+impl Kernel for ByteItems<'_> {
     #[inline(always)]
     unsafe fn run<I: Instructions>(self) {
-        let Self { product, panels, rows, item } = self;
-        let (panel, first, num) = product.rows_of(item);
+        let Self { product, panels, rows, items } = self;
         let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
         let sums = sums.0.as_mut_ptr().cast::<f32>();
-        // SAFETY: the caller's promise; `sums` can hold the item's rows.
-        unsafe {
-            let (part, in_features) = (Part { rows, first, num }, product.weights.in_features);
-            match product.amx_rows {
-                #[cfg(target_arch = "x86_64")]
-                Some(rows) if num >= rows => {
-                    sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums);
+        let in_features = product.weights.in_features;
+        #[cfg(target_arch = "x86_64")]
+        let mut tiles = Tiles::default();
+        for item in items {
+            let (panel, first, num) = product.rows_of(item);
+            let part = Part { rows, first, num };
+            // SAFETY: the caller's promise; `sums` can hold the item's rows.
+            unsafe {
+                match product.amx_rows {
+                    #[cfg(target_arch = "x86_64")]
+                    Some(rows) if num >= rows => {
+                        let sums = (sums, &mut tiles);
+                        sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums);
+                    }
+                    _ => sum_panel::<I>(&panels, in_features, panel, part, sums),
                 }
-                _ => sum_panel::<I>(&panels, in_features, panel, part, sums),
+                product.end_item::<I>(item, sums);
             }
-            product.end_item::<I>(item, sums);
+        }
+    }
+}
+
+impl Product<'_> {
+    /// Sums of an item, `[rows][64]`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "there is no AMX"))]
+    unsafe fn sum_item<I: Instructions>(&self, item: usize, sums: *mut f32, tiles: &mut Tiles) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.weights.panels, self.weights.weight_dtype, self.rows) {
+                (Panels::Units(units), DType::Float32, _) => {
+                    self.multiply::<I, f32, _>(units, item, sums);
+                }
+                (Panels::Units(units), DType::BFloat16, DType::Float32) => {
+                    self.multiply_halves::<I, BFloat16>(units, item, sums);
+                }
+                (Panels::Units(units), DType::Float16, DType::Float32) => {
+                    self.multiply_halves::<I, Float16>(units, item, sums);
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Panels::Units(units), DType::BFloat16, _) if self.amx_rows.is_some() => {
+                    self.multiply_by_amx(units, item, (sums, tiles));
+                }
+                (Panels::Units(units), DType::BFloat16, _) => {
+                    self.multiply::<I, BFloat16, _>(units, item, sums);
+                }
+                (Panels::Units(units), DType::Float16, _) => {
+                    self.multiply::<I, Float16, _>(units, item, sums);
+                }
+                (Panels::Int8 { values, .. }, ..) => {
+                    self.multiply::<I, f32, _>(values, item, sums);
+                }
+                (Panels::Bytes(_), ..) => unreachable!("an item of bytes is another kernel"),
+            }
         }
     }
 }

@@ -41,10 +41,18 @@ impl Execution<'_> {
     /// A thread takes its share in order, then what is left of others': neighbours share cached
     /// memory, and a delayed thread delays no other.
     pub(crate) fn for_each(&self, num_items: usize, work: &(dyn Fn(usize) + Sync)) {
+        self.share(num_items, &|items| items.for_each(work));
+    }
+
+    /// As [`Execution::for_each`], but calls `work` once on a thread, with all items that it takes.
+    pub(crate) fn share(
+        &self,
+        num_items: usize,
+        work: &(dyn Fn(&mut dyn Iterator<Item = usize>) + Sync),
+    ) {
         let num_shares = self.num_threads.clamp(1, num_items.max(1));
         if num_shares == 1 {
-            (0..num_items).for_each(work);
-            return;
+            return work(&mut (0..num_items));
         }
         let start_of = |share: usize| share * num_items / num_shares;
         let next: Vec<AtomicUsize> =
@@ -52,15 +60,12 @@ impl Execution<'_> {
         let num_begun = AtomicUsize::new(0);
         self.team.run(num_shares, &|| {
             let own = num_begun.fetch_add(1, Ordering::Relaxed);
-            for share in (own..num_shares).chain(0..own.min(num_shares)) {
-                loop {
-                    let item = next[share].fetch_add(1, Ordering::Relaxed);
-                    if item >= start_of(share + 1) {
-                        break;
-                    }
-                    work(item);
-                }
-            }
+            let shares = (own..num_shares).chain(0..own.min(num_shares));
+            work(&mut shares.flat_map(|share| {
+                let (next, end) = (&next[share], start_of(share + 1));
+                let take = || next.fetch_add(1, Ordering::Relaxed);
+                std::iter::repeat_with(take).take_while(move |&item| item < end)
+            }));
         });
     }
 

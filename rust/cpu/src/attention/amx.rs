@@ -12,7 +12,7 @@ use crate::attention::tile::{Chunk, weigh};
 use crate::kernel::Rows;
 use crate::number::{BFloat16, CHUNK, CHUNK_PANELS, PANEL};
 use crate::vectors::{Instructions, Vectors};
-use crate::x86::amx::{OfBFloat16, STEP, Steps, WHOLE, product};
+use crate::x86::amx::{Beside, OfBFloat16, STEP, Steps, TILE_ROWS, Tiles, WHOLE};
 
 /// Units of a token's values in a panel, each of two tokens.
 const UNITS: usize = PANEL / 2;
@@ -45,26 +45,36 @@ impl Chunk<'_> {
             result_stride: columns,
             adds: false,
         };
-        let of_keys = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL, ahead: depth * PANEL };
-        let of_values = Steps {
-            depth: used.len() * UNITS,
-            parts: WHOLE,
-            len: UNITS,
-            stride: columns,
-            ahead: 0,
-        };
+        let of_keys = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL };
+        let of_values =
+            Steps { depth: used.len() * UNITS, parts: WHOLE, len: UNITS, stride: columns };
         let keys_at = |step: usize, panel: usize| {
             panels[used.start + panel].wrapping_add(step * STEP * PANEL)
         };
+        // For a few rows, which take less time than reading does: values lie after their keys.
+        let mut values_ahead = Beside(if num_rows <= TILE_ROWS { depth * PANEL } else { 0 });
         // SAFETY: the promise of `Attend`.
         unsafe {
-            product::<OfBFloat16>(scores, num_rows, used.len(), of_keys, keys_at);
+            let mut tiles = Tiles::default();
+            tiles.product::<OfBFloat16>(
+                (scores, num_rows),
+                used.len(),
+                of_keys,
+                keys_at,
+                &mut values_ahead,
+            );
             multiply::<I>(scores, num_rows, used.len(), cap.factor);
             weigh::<I, BFloat16>(call, item, index, (used, cap), buffers, part);
             let values = seen_values((keys, used), panels, (depth, columns), buffers.halves);
             let values_at =
                 |step: usize, vector: usize| values[used.start + step].wrapping_add(vector * PANEL);
-            product::<OfBFloat16>(weights, num_rows, columns / PANEL, of_values, values_at);
+            tiles.product::<OfBFloat16>(
+                (weights, num_rows),
+                columns / PANEL,
+                of_values,
+                values_at,
+                &mut (),
+            );
         }
     }
 }

@@ -13,14 +13,12 @@ use crate::kernel::Rows;
 use crate::linear::PANEL_FEATURES;
 use crate::number::PANEL;
 use crate::vectors::{Instructions, Vectors};
-use crate::x86::amx::{self, OfBytes, ROWS, STEP, Steps, Tiles, WHOLE};
+use crate::x86::amx::{Lines, OfBytes, ROWS, STEP, Steps, Tiles, WHOLE};
 
 /// Bytes of a unit.
 const UNIT: usize = 4;
 /// Inputs of a step.
 const STEP_INPUTS: usize = UNIT * STEP;
-/// How far ahead a panel is read for a few rows, in units.
-const AHEAD: usize = 16 * 1024 / UNIT;
 
 /// Sums of some rows with a panel, `[rows][64]`: those of [`super::sum_panel`], to the last bit.
 ///
@@ -32,43 +30,49 @@ pub(crate) unsafe fn sum_panel_by_amx<I: Instructions>(
     in_features: usize,
     panel: usize,
     rows: Part<'_>,
-    sums: *mut f32,
+    (sums, tiles): (*mut f32, &mut Tiles),
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(scales) = weights.panel_scales(panel) {
-            sum_whole_rows::<I>((weights, &scales), in_features, panel, rows, sums);
+            sum_whole_rows((weights, &scales), in_features, panel, rows, (sums, tiles));
         } else {
-            sum_groups::<I>(weights, in_features, panel, rows, sums);
+            sum_groups::<I>(weights, in_features, panel, rows, (sums, tiles));
         }
     }
 }
 
 #[inline(always)]
-unsafe fn sum_whole_rows<I: Vectors>(
+unsafe fn sum_whole_rows(
     (weights, scales): (&BytePanels<'_>, &[f32; PANEL_FEATURES]),
     in_features: usize,
     panel: usize,
     rows: Part<'_>,
-    sums: *mut f32,
+    (sums, tiles): (*mut f32, &mut Tiles),
 ) {
     let depth = in_features / UNIT;
     let panel = units(weights.values.as_ptr()).wrapping_add(panel * depth * PANEL_FEATURES);
     let at = |step: usize, vector: usize| {
         panel.wrapping_add(step * STEP * PANEL_FEATURES + vector * PANEL)
     };
-    let steps = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL_FEATURES, ahead: AHEAD };
+    let steps = Steps { depth, parts: WHOLE, len: STEP, stride: PANEL_FEATURES };
     // SAFETY: the caller's promise; whole numbers are written in the place of sums.
     unsafe {
-        amx::product::<OfBytes>(rows_from(rows, 0, 0, sums), rows.num, VECTORS, steps, at);
+        let mut ahead = Lines::after(panel, depth, rows.first, rows.rows.num_rows);
+        tiles.product::<OfBytes>(
+            (rows_from(rows, 0, 0, sums), rows.num),
+            VECTORS,
+            steps,
+            at,
+            &mut ahead,
+        );
         for row in 0..rows.num {
             let sums = sums.add(row * PANEL_FEATURES);
-            let numbers = numbers_at(sums);
-            let scale = I::splat(*rows.rows.scales.add(rows.first + row));
-            for first in (0..PANEL_FEATURES).step_by(PANEL) {
-                let sum = I::mul(I::load(numbers.as_ptr().add(first)), scale);
-                let scales = I::load(scales.as_ptr().add(first));
-                I::store(I::multiply_add(sum, scales, I::splat(0.0)), sums.add(first));
+            let scale = *rows.rows.scales.add(rows.first + row);
+            for (feature, feature_scale) in scales.iter().enumerate() {
+                let sum = sums.add(feature);
+                // 0 is added as other sums are, whose first group it precedes.
+                sum.write(whole_at(sum) * scale * feature_scale + 0.0);
             }
         }
     }
@@ -84,17 +88,16 @@ unsafe fn sum_groups<I: Instructions>(
     in_features: usize,
     panel: usize,
     rows: Part<'_>,
-    sums: *mut f32,
+    (sums, tiles): (*mut f32, &mut Tiles),
 ) {
     let (format, bytes) = panel_at(weights.sections, in_features, panel);
     let blocks = weights.values.as_ptr().wrapping_add(bytes.start);
     let mut opened = MaybeUninit::<Opened>::uninit();
     let mut whole = Whole([MaybeUninit::uninit(); ROWS * PANEL_FEATURES]);
     let whole = whole.0.as_mut_ptr().cast::<f32>();
-    let steps = Steps { depth: STEP, parts: WHOLE, len: STEP, stride: PANEL_FEATURES, ahead: 0 };
+    let steps = Steps { depth: STEP, parts: WHOLE, len: STEP, stride: PANEL_FEATURES };
     // SAFETY: any bits are an `Opened`; what is read of it was filled.  The caller's promise.
     unsafe {
-        let mut tiles = Tiles::new();
         let opened = &mut *opened.as_mut_ptr();
         for index in 0..rows.num * PANEL_FEATURES {
             sums.add(index).write(0.0);
@@ -109,7 +112,7 @@ unsafe fn sum_groups<I: Instructions>(
                     let quads = units(groups.quads).wrapping_add(input / UNIT * PANEL_FEATURES);
                     let at = |_, vector: usize| quads.wrapping_add(vector * PANEL);
                     let part = rows_from(rows, first_row, first + input, whole);
-                    tiles.product::<OfBytes>(part, num_rows, VECTORS, steps, at);
+                    tiles.product::<OfBytes>((part, num_rows), VECTORS, steps, at, &mut ());
                     let numbers = input / STEP_INPUTS * PANEL_FEATURES;
                     let group = Group {
                         whole,
@@ -152,7 +155,9 @@ impl Group {
         unsafe {
             for row in 0..num_rows {
                 let sums = sums.add(row * PANEL_FEATURES);
-                let numbers = numbers_at(whole.add(row * PANEL_FEATURES));
+                let at = whole.add(row * PANEL_FEATURES);
+                let numbers: [f32; PANEL_FEATURES] =
+                    std::array::from_fn(|index| whole_at(at.add(index)));
                 let scale = I::splat(*rows.rows.scales.add(place + row));
                 let shift = I::splat(*rows.rows.shifts.add(place + row));
                 #[expect(clippy::cast_precision_loss, reason = "below 2^24")]
@@ -189,15 +194,10 @@ fn rows_from(part: Part<'_>, row: usize, input: usize, result: *mut f32) -> Rows
     }
 }
 
-/// Whole numbers as float32, rounded once.
+/// A whole number in the place of a sum, as float32, rounded once.
 #[inline(always)]
-unsafe fn numbers_at(whole: *const f32) -> [f32; PANEL_FEATURES] {
-    let mut numbers = [0.0; PANEL_FEATURES];
-    for (index, number) in numbers.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        #[expect(clippy::cast_precision_loss, reason = "as conversions of vectors")]
-        let float = unsafe { whole.add(index).cast::<i32>().read() } as f32;
-        *number = float;
-    }
-    numbers
+#[expect(clippy::cast_precision_loss, reason = "as conversions of vectors")]
+unsafe fn whole_at(sum: *const f32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { sum.cast::<i32>().read() as f32 }
 }

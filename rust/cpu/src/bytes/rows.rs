@@ -204,21 +204,32 @@ impl ByteRows {
         unsafe {
             let bytes = self.bytes.add(row * self.num_inputs + group * size);
             let scale = scale_of::<I, E>(from, size);
-            let mut total = 0_i32;
+            let mut totals = [0_i32; PANEL];
             for start in (0..size).step_by(PANEL) {
                 let part = quantise::<I, E>(from.add(start), scale, bytes.add(start));
-                total += part;
+                // Checks for overflow would keep the compiler from vectors.
+                for lane in 0..PANEL {
+                    totals[lane] = totals[lane].wrapping_add(part[lane]);
+                }
                 if size == GROUP {
                     let half = 2 * group + start / PANEL;
-                    self.half_totals.add(half * self.num_rows + row).write(part);
+                    let total = sum(&part);
+                    self.half_totals.add(half * self.num_rows + row).write(total);
                 }
             }
+            let total = sum(&totals);
             self.scales.add(place).write(scale);
             self.totals.add(place).write(total);
             #[expect(clippy::cast_precision_loss, reason = "a group's total is below 2^24")]
             self.shifts.add(place).write(scale * total as f32);
         }
     }
+}
+
+/// The sum of whole numbers, which a group's is small enough for.
+#[inline(always)]
+fn sum(wholes: &[i32; PANEL]) -> i32 {
+    wholes.iter().copied().fold(0, i32::wrapping_add)
 }
 
 /// 16 numbers.
@@ -247,23 +258,30 @@ unsafe fn scale_of<I: Vectors, E: Element>(from: *const E, size: usize) -> f32 {
     if peak.is_finite() { peak / LARGEST } else { f32::NAN }
 }
 
-/// Writes 16 bytes; returns their sum.
+/// Writes 16 bytes; returns them as whole numbers.
 #[inline(always)]
-unsafe fn quantise<I: Vectors, E: Element>(from: *const E, scale: f32, to: *mut i8) -> i32 {
+unsafe fn quantise<I: Vectors, E: Element>(
+    from: *const E,
+    scale: f32,
+    to: *mut i8,
+) -> [i32; PANEL] {
     // Bounded, so that 0 stays 0 where the scale is almost 0.
     let inverse = if scale > 0.0 { (1.0 / scale).min(f32::MAX) } else { 0.0 };
     // SAFETY: the caller's promise.
     let numbers = unsafe { load::<I, E>(from) };
-    let (mut total, mut bytes) = (0_i32, [0_i8; PANEL]);
+    let mut wholes = [0_i32; PANEL];
     for lane in 0..PANEL {
         let rounded = (numbers[lane] * inverse).clamp(-LARGEST, LARGEST) + ROUNDER;
-        let whole = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
-        #[expect(clippy::cast_possible_truncation, reason = "at most 127, or of a group with NaN")]
-        let byte = whole as i8;
-        total += i32::from(byte);
+        // NaN becomes any byte.
+        wholes[lane] = rounded.to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed() << 24 >> 24;
+    }
+    let mut bytes = [0_i8; PANEL];
+    for lane in 0..PANEL {
+        #[expect(clippy::cast_possible_truncation, reason = "from -128 to 127")]
+        let byte = wholes[lane] as i8;
         bytes[lane] = byte;
     }
     // SAFETY: the caller's promise.
     unsafe { to.cast::<[i8; PANEL]>().write(bytes) };
-    total
+    wholes
 }

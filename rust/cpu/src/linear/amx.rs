@@ -23,7 +23,7 @@ use crate::elementwise::{PARTS, Rowwise, for_rows};
 use crate::number::{BFloat16, DType, PANEL};
 use crate::scratch::pieces;
 use crate::team::Execution;
-use crate::x86::amx::{self, OfBFloat16, Steps};
+use crate::x86::amx::{self, Lines, OfBFloat16, Steps, Tiles};
 
 /// Numbers of bfloat16 in a cache line.
 const LINE: usize = 32;
@@ -34,21 +34,27 @@ thread_local! {
 
 impl Product<'_> {
     /// Sums of an item of bfloat16 rows, or of rows in parts.
-    pub(super) unsafe fn multiply_by_amx(&self, panels: &[u32], item: usize, sums: *mut f32) {
-        /// How far ahead a panel is read for a few rows, in bytes.
-        const AHEAD: usize = 16 * 1024;
+    pub(super) unsafe fn multiply_by_amx(
+        &self,
+        panels: &[u32],
+        item: usize,
+        (sums, tiles): (*mut f32, &mut Tiles),
+    ) {
         let (panel, first_row, num_rows) = self.rows_of(item);
         let depth = self.weights.depth();
         let panel = panels.as_ptr().wrapping_add(panel * depth * PANEL_FEATURES);
         let rows = self.rows(first_row, sums, false);
-        let ahead = AHEAD / size_of::<u32>();
+        let mut ahead = Lines::after(panel, depth, first_row, self.num_rows);
         let parts = (self.parts, rows.unit_stride / self.parts);
-        let steps = Steps { depth, parts, len: amx::STEP, stride: PANEL_FEATURES, ahead };
+        let steps = Steps { depth, parts, len: amx::STEP, stride: PANEL_FEATURES };
         let at = |step: usize, vector: usize| {
             panel.wrapping_add(step * amx::STEP * PANEL_FEATURES + vector * PANEL)
         };
         // SAFETY: the caller's promise.
-        unsafe { amx::product::<OfBFloat16>(rows, num_rows, PANEL_FEATURES / PANEL, steps, at) };
+        unsafe {
+            let num_vectors = PANEL_FEATURES / PANEL;
+            tiles.product::<OfBFloat16>((rows, num_rows), num_vectors, steps, at, &mut ahead);
+        }
     }
 
     /// Runs the product, each thread chunks of rows that stay in its second cache; where rows are
