@@ -36,7 +36,10 @@ pub(crate) trait Dots: Vectors {
     const DOT_ROWS: usize;
     /// Vectors of features of a tile: with two, a row's bytes are loaded half as often.
     const DOT_VECTORS: usize = 1;
-
+    /// The same of whole rows, whose floats need no registers.
+    const WHOLE_VECTORS: usize = Self::DOT_VECTORS;
+    /// Loads of whole rows that are compiled without a loop.
+    const WHOLE_LOADS: usize = GROUP / 4;
     /// Rows up to which taking weights of less than 8 bits from the panel for each tile costs less
     /// than opening them once.
     const CLOSED_ROWS: usize = Self::DOT_ROWS;
@@ -169,19 +172,19 @@ const LINE: usize = 64;
 /// Vectors of a panel's features.
 pub(super) const VECTORS: usize = PANEL_FEATURES / PANEL;
 
-/// Calls a tile of one vector, or of two where they fit, for groups of rows as equal as can be:
+/// Calls a tile of some vectors for groups of rows as equal as can be:
 /// `$first` is the first row of each.
 macro_rules! for_rows {
     ($num_rows:expr, $limit:expr, $first:ident, $tile:ident<$($kind:ty),+>,
-        $is_wide:expr, $($argument:expr),*) => {{
+        $vectors:expr, $($argument:expr),*) => {{
         let (mut left, mut $first) = ($num_rows, 0);
         let mut groups = left.div_ceil($limit);
         macro_rules! tile {
             ($rows:literal) => {
-                if const { $is_wide } {
-                    $tile::<$($kind),+, $rows, 2>($($argument),*)
-                } else {
-                    $tile::<$($kind),+, $rows, 1>($($argument),*)
+                match const { $vectors } {
+                    1 => $tile::<$($kind),+, $rows, 1>($($argument),*),
+                    2 => $tile::<$($kind),+, $rows, 2>($($argument),*),
+                    _ => $tile::<$($kind),+, $rows, VECTORS>($($argument),*),
                 }
             };
         }
@@ -361,15 +364,26 @@ impl<K: Kind> Kernel for AddGroupSums<'_, K> {
             // SAFETY: the promise of `sum_panel`.
             return unsafe { groups_tile::<I, K, 1, VECTORS>(groups, 0, inputs, rows, 0, sums) };
         }
-        for feature in (0..PANEL_FEATURES).step_by(I::DOT_VECTORS * PANEL) {
+        let step = const { tile_vectors::<I, K>() * PANEL };
+        for feature in (0..PANEL_FEATURES).step_by(step) {
             // SAFETY: the promise of `sum_panel`.
             unsafe {
                 for_rows!(rows.num, I::DOT_ROWS, row, groups_tile<I, K>,
-                    I::DOT_VECTORS == 2, groups, feature, inputs, rows, row,
+                    tile_vectors::<I, K>(), groups, feature, inputs, rows, row,
                     sums.wrapping_add(row * PANEL_FEATURES + feature));
             }
         }
     }
+}
+
+/// Vectors of features of a tile: 1, 2, or all of a panel.
+const fn tile_vectors<I: Dots, K: Kind>() -> usize {
+    if K::Layout::INPUTS.is_none() { I::WHOLE_VECTORS } else { I::DOT_VECTORS }
+}
+
+/// Loads that are compiled without a loop.
+const fn num_loads<I: Dots, K: Kind>() -> usize {
+    if K::Layout::INPUTS.is_none() { I::WHOLE_LOADS } else { K::Layout::LOADS }
 }
 
 /// Adds the sums of `R` rows with `F` vectors of features.
@@ -465,7 +479,7 @@ unsafe fn whole_sums<I: Dots, K: Kind, const R: usize, const F: usize>(
             // Without a loop, so that the compiler sees constants.
             add_loads::<I, K, R, F>(weights, 0, bytes, &mut sums);
         } else {
-            for first in (0..weights.size).step_by(GROUP) {
+            for first in (0..weights.size).step_by(4 * num_loads::<I, K>()) {
                 add_loads::<I, K, R, F>(weights, first, bytes, &mut sums);
             }
         }
@@ -485,12 +499,12 @@ unsafe fn add_loads<I: Dots, K: Kind, const R: usize, const F: usize>(
     let GroupWeights { groups, feature, input, reads_memory, .. } = weights;
     // SAFETY: the promise of `sum_panel`.
     unsafe {
-        if reads_memory && input.is_multiple_of(GROUP) {
+        if reads_memory && (input + first).is_multiple_of(GROUP) {
             weights.prefetch::<I, F>(input + first);
         }
         let quads = groups.quads.wrapping_add(4 * feature);
         let mut few = [[I::no_few(); F]; R];
-        for load in first / 4..first / 4 + K::Layout::LOADS {
+        for load in first / 4..first / 4 + num_loads::<I, K>() {
             for vector in 0..F {
                 let from = quads.wrapping_add(4 * PANEL * vector);
                 let at = Place { from, stride: groups.stride, input, load };

@@ -160,6 +160,9 @@ impl<const HAS_DOT: bool> Dots for Avx512<HAS_DOT> {
     type Row = __m512i;
     const DOT_ROWS: usize = 6;
     const DOT_VECTORS: usize = 2;
+    const WHOLE_VECTORS: usize = if HAS_DOT { 4 } else { 2 };
+    // Of more, the compiler would load the bytes of all rows first, and lack registers for them.
+    const WHOLE_LOADS: usize = if HAS_DOT { 1 } else { 8 };
     const CLOSED_ROWS: usize = 24;
     const SIGNED_FROM: i32 = if HAS_DOT { 128 } else { 0 };
 
