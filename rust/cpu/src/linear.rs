@@ -34,14 +34,12 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod chunks;
+mod items;
 mod weights;
 
 use std::cell::Cell;
-use std::mem::MaybeUninit;
 
-#[cfg(target_arch = "x86_64")]
-use crate::bytes::sum_panel_by_amx;
-use crate::bytes::{BytePanels, ByteRows, Part, quantise_rows, sum_panel};
+use crate::bytes::{BytePanels, ByteRows, quantise_rows};
 use crate::element::{Element, Factor, Float32Pair, Half, Lane};
 use crate::elementwise::{Rowwise, for_rows};
 use crate::error::{Error, Result};
@@ -52,12 +50,10 @@ use crate::math::{gelu_tanh, silu};
 use crate::number::{BFloat16, DType, Float16, PANEL, check_units};
 use crate::scratch::pieces;
 use crate::team::Execution;
-use crate::vectors::{Instructions, Kernel, Vectors};
-
-#[cfg(target_arch = "x86_64")]
-use crate::x86::amx::Tiles;
+use crate::vectors::{Instructions, Vectors};
 
 use chunks::FEWEST_ROWS;
+use items::{ByteItems, Items};
 
 pub use weights::{Panels, Weights};
 
@@ -75,10 +71,6 @@ const MANY_ROWS: usize = 48;
 pub(crate) const MOST_ROWS: usize = 64;
 /// The most rows that are converted at once.
 const CHUNK_ROWS: usize = 512;
-
-/// Without AMX there are none.
-#[cfg(not(target_arch = "x86_64"))]
-type Tiles = ();
 
 thread_local! {
     /// Rows as bytes, their scales and totals.
@@ -333,105 +325,6 @@ impl Product<'_> {
 
     fn num_items(&self) -> usize {
         self.weights.num_panels() * self.row_blocks()
-    }
-}
-
-/// Items of a thread, each a panel with some rows.
-struct Items<'a> {
-    product: &'a Product<'a>,
-    items: &'a mut dyn Iterator<Item = usize>,
-}
-
-/// The sums of an item, `[rows][64]`.
-#[repr(align(64))]
-struct Sums([MaybeUninit<f32>; MOST_ROWS * PANEL_FEATURES]);
-
-impl Kernel for Items<'_> {
-    #[inline(always)]
-    unsafe fn run<I: Instructions>(self) {
-        let Self { product, items } = self;
-        let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
-        let sums = sums.0.as_mut_ptr().cast::<f32>();
-        let mut tiles = Tiles::default();
-        for item in items {
-            // SAFETY: the caller's promise; `sums` can hold the item's rows.
-            unsafe {
-                product.sum_item::<I>(item, sums, &mut tiles);
-                product.end_item::<I>(item, sums);
-            }
-        }
-    }
-}
-
-/// Items of a thread, each a panel of bytes with some rows of bytes.
-struct ByteItems<'a> {
-    product: &'a Product<'a>,
-    panels: BytePanels<'a>,
-    rows: &'a ByteRows,
-    items: &'a mut dyn Iterator<Item = usize>,
-}
-
-impl Kernel for ByteItems<'_> {
-    #[inline(always)]
-    unsafe fn run<I: Instructions>(self) {
-        let Self { product, panels, rows, items } = self;
-        let mut sums = Sums([MaybeUninit::uninit(); MOST_ROWS * PANEL_FEATURES]);
-        let sums = sums.0.as_mut_ptr().cast::<f32>();
-        let in_features = product.weights.in_features;
-        #[cfg(target_arch = "x86_64")]
-        let mut tiles = Tiles::default();
-        for item in items {
-            let (panel, first, num) = product.rows_of(item);
-            let part = Part { rows, first, num };
-            // SAFETY: the caller's promise; `sums` can hold the item's rows.
-            unsafe {
-                match product.amx_rows {
-                    #[cfg(target_arch = "x86_64")]
-                    Some(rows) if num >= rows => {
-                        let sums = (sums, &mut tiles);
-                        sum_panel_by_amx::<I>(&panels, in_features, panel, part, sums);
-                    }
-                    _ => sum_panel::<I>(&panels, in_features, panel, part, sums),
-                }
-                product.end_item::<I>(item, sums);
-            }
-        }
-    }
-}
-
-impl Product<'_> {
-    /// Sums of an item, `[rows][64]`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "there is no AMX"))]
-    unsafe fn sum_item<I: Instructions>(&self, item: usize, sums: *mut f32, tiles: &mut Tiles) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (self.weights.panels, self.weights.weight_dtype, self.rows) {
-                (Panels::Units(units), DType::Float32, _) => {
-                    self.multiply::<I, f32, _>(units, item, sums);
-                }
-                (Panels::Units(units), DType::BFloat16, DType::Float32) => {
-                    self.multiply_halves::<I, BFloat16>(units, item, sums);
-                }
-                (Panels::Units(units), DType::Float16, DType::Float32) => {
-                    self.multiply_halves::<I, Float16>(units, item, sums);
-                }
-                #[cfg(target_arch = "x86_64")]
-                (Panels::Units(units), DType::BFloat16, _) if self.amx_rows.is_some() => {
-                    self.multiply_by_amx(units, item, (sums, tiles));
-                }
-                (Panels::Units(units), DType::BFloat16, _) => {
-                    self.multiply::<I, BFloat16, _>(units, item, sums);
-                }
-                (Panels::Units(units), DType::Float16, _) => {
-                    self.multiply::<I, Float16, _>(units, item, sums);
-                }
-                (Panels::Int8 { values, .. }, ..) => {
-                    self.multiply::<I, f32, _>(values, item, sums);
-                }
-                (Panels::Bytes(_), ..) => unreachable!("an item of bytes is another kernel"),
-            }
-        }
     }
 }
 

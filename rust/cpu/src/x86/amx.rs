@@ -135,7 +135,7 @@ impl Ahead for () {
     unsafe fn prefetch<const VECTORS: usize>(&mut self, _columns: [*const u32; VECTORS]) {}
 }
 
-/// As many lines as a step of whole tiles has, so many units after it; 0 for none.
+/// As many lines as a step of whole tiles has, this many units after it; 0 for none.
 pub(crate) struct Beside(pub(crate) usize);
 
 impl Ahead for Beside {
