@@ -273,11 +273,54 @@ mod tests {
         }
     }
 
+    /// Every finite bfloat16 but zero, and numbers between it and the next, stored by a set.
+    struct EveryBFloat16;
+
+    impl Kernel for EveryBFloat16 {
+        #[inline(always)]
+        unsafe fn run<I: Vectors>(self) {
+            let fraction = |bits: u16| f64::from(f32::from_bits(u32::from(bits) << 16));
+            for bits in 1..0x7f80_u16 {
+                let first = u32::from(bits) << 16;
+                let given = [first, first | 0x7fff, first | 0x8000, first | 0x8001, first | 0xffff];
+                let wanted = [bits, bits, bits + bits % 2, bits + 1, bits + 1];
+                let mut numbers = [f32::NAN; PANEL];
+                for index in 0..5 {
+                    let number = f32::from_bits(given[index]);
+                    (numbers[index], numbers[5 + index]) = (number, -number);
+                }
+                numbers[10] = f32::INFINITY;
+                let mut stored = [0_u16; PANEL];
+                // SAFETY: 16 numbers, and memory for eight units.
+                unsafe {
+                    BFloat16::store::<I>(I::load(numbers.as_ptr()), stored.as_mut_ptr().cast());
+                };
+                // Those below the least normal one may be zero.
+                let is_zero = given[0] < f32::MIN_POSITIVE.to_bits() && fraction(stored[0]) == 0.0;
+                for index in 0..5 {
+                    let wanted = if is_zero { 0 } else { wanted[index] };
+                    assert_eq!(stored[index], wanted, "{:#x} is stored", given[index]);
+                    assert_eq!(stored[5 + index], wanted | 0x8000, "-{:#x}", given[index]);
+                }
+                assert_eq!(stored[10], 0x7f80, "infinity is stored");
+                assert!(stored[11..].iter().all(|&bits| fraction(bits).is_nan()), "NaN is stored");
+            }
+        }
+    }
+
+    fn with_each_set(run: impl Fn(InstructionSet)) {
+        InstructionSet::ALL.into_iter().filter(|set| set.is_available()).for_each(run);
+    }
+
     #[test]
     fn every_float16_is_read_and_the_nearest_one_stored() {
-        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
-            // SAFETY: the CPU has the instructions.
-            unsafe { set.run(EveryNumber) };
-        }
+        // SAFETY: the CPU has the instructions.
+        with_each_set(|set| unsafe { set.run(EveryNumber) });
+    }
+
+    #[test]
+    fn the_nearest_bfloat16_is_stored() {
+        // SAFETY: the CPU has the instructions.
+        with_each_set(|set| unsafe { set.run(EveryBFloat16) });
     }
 }

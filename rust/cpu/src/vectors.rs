@@ -141,7 +141,8 @@ pub(crate) trait Vectors {
     /// Prefetches the cache line at `at`; any address is allowed.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u32) {}
-    /// Stores eight pairs of bfloat16.
+    /// Stores eight pairs of bfloat16, the nearest; numbers below 2^-126, which products of bfloat16
+    /// may take as zero, may become zero.
     #[inline(always)]
     unsafe fn store_pairs(numbers: Self::V, to: *mut u32) {
         // SAFETY: the caller's promise.
@@ -178,7 +179,7 @@ pub(crate) unsafe fn multiply_pairs<I: Vectors + ?Sized>(
 /// # Safety
 /// As [`Vectors`]; `to` can hold 16 elements.
 #[inline(always)]
-unsafe fn store_each<I: Vectors + ?Sized, E: Stored>(numbers: I::V, to: *mut u32) {
+pub(crate) unsafe fn store_each<I: Vectors + ?Sized, E: Stored>(numbers: I::V, to: *mut u32) {
     let mut buffer = [0.0; PANEL];
     // SAFETY: the buffer has 16 numbers; the caller's `to` can hold them.
     unsafe {

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use crate::level::Float8;
 use crate::number::{BFloat16, Float16};
-use crate::vectors::{Instructions, Kernel, Vectors, multiply_pairs};
+use crate::vectors::{Instructions, Kernel, Vectors, multiply_pairs, store_each};
 
 /// Applies an intrinsic to both halves.
 macro_rules! halves {
@@ -229,6 +229,18 @@ impl<const HAS_DOT: bool> Vectors for Avx512<HAS_DOT> {
                 );
             }
             multiply_pairs::<Self>(sum, pair, pairs)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(numbers: __m512, to: *mut u32) {
+        unsafe {
+            if HAS_DOT {
+                let pairs = _mm512_cvtneps_pbh(numbers);
+                let pairs = std::mem::transmute::<__m256bh, __m256i>(pairs);
+                return _mm256_storeu_si256(to.cast(), pairs);
+            }
+            store_each::<Self, BFloat16>(numbers, to);
         }
     }
 
