@@ -138,7 +138,7 @@ def core_values(args: EngineArgs) -> list[dict[str, object]]:
         ({"speculative_model": "[ngram]"}, "speculative_model is .*give speculative_config"),
         (
             {"quantization": "fp8"},
-            "quantization is 'fp8'; it must be one of int8, w8a8, gguf, gptq, awq, compressed-ten",
+            "quantization is 'fp8'; it must be one of int8, w8a8, int4, gguf, gptq, awq, comp",
         ),
         ({"load_format": "pt"}, "load_format is 'pt'; it must be one of auto, safetensors, dummy"),
         ({"num_gpu_block": 3}, "unknown option: num_gpu_block=3; did you mean num_gpu_blocks"),

@@ -60,8 +60,8 @@ from tests.support.pages import DOCS, PAGES
             "cpu_kernels is 'fused', whose layers attend in Rust, and attention_backend is 'torch'",
         ),
         (
-            {"quantization": "int4"},
-            "quantization is 'int4'; it must be one of int8, w8a8, gguf",
+            {"quantization": "int3"},
+            "quantization is 'int3'; it must be one of int8, w8a8, int4, gguf",
         ),
         ({"quantization": 8}, "quantization is 8"),
         (

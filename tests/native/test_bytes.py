@@ -22,6 +22,7 @@ from pagedserve.errors import ConfigError, ModelLoadError
 from pagedserve.models.tokenizer.loader import load_tokenizer
 from pagedserve.native.choice import choose_backend
 from pagedserve.native.load import LoadedNative, load_native
+from pagedserve.native.rounding import rounded_to_blocks
 from pagedserve.quantize.likelihood import WINDOW, compare, log_probabilities, windows
 from pagedserve.quantize.run import _sample
 from tests.support.decoders import VOCAB_SIZE, save_decoder
@@ -90,7 +91,7 @@ def w8a8_weights(weights: torch.Tensor) -> torch.Tensor:
 def oracle(
     directory: Path,
     weights: Callable[[str], Round],
-    rows: Round = round_rows,
+    rows: Callable[[str], Round] = lambda _: round_rows,
     *,
     keeps_embedding: bool = False,
 ) -> NDArray[Any]:
@@ -105,7 +106,9 @@ def oracle(
             if isinstance(module, nn.Linear):
                 if not (tied and name == "lm_head"):
                     module.weight.copy_(weights(name)(module.weight))
-                module.register_forward_pre_hook(lambda _, given: (rows(given[0]),))
+                module.register_forward_pre_hook(
+                    lambda _, given, name=name: (rows(name)(given[0]),)
+                )
         if tied or not keeps_embedding:
             embedding = model.model.embed_tokens.weight
             embedding.copy_(weights("embed_tokens")(embedding))
@@ -147,8 +150,44 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
 def test_plain_weights_may_become_bytes(tmp_path: Path, name: str) -> None:
     # Smaller weights, as another byte counts for more where a whole row shares its scale.
     directory = save_decoder(tmp_path, name, initializer_range=0.1)
-    expected = oracle(directory, lambda _: w8a8_weights, w8a8_rows, keeps_embedding=True)
+    expected = oracle(directory, lambda _: w8a8_weights, lambda _: w8a8_rows, keeps_embedding=True)
     check(logits_of(load_bytes(directory, "w8a8"), TOKENS), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama, tied, biases"])
+def test_plain_weights_may_become_four_bits(tmp_path: Path, name: str) -> None:
+    """All but embedding and head, which are those of "w8a8"."""
+    directory = save_decoder(tmp_path, name, initializer_range=0.1)
+
+    def four_bits(weights: torch.Tensor) -> torch.Tensor:
+        stored = rounded_to_blocks(weights.numpy(), "Q4_1")
+        return torch.from_numpy(gguf.quants.dequantize(stored, Type.Q4_1))
+
+    ends = ("lm_head", "embed_tokens")
+    expected = oracle(
+        directory,
+        lambda name: w8a8_weights if name in ends else four_bits,
+        lambda name: w8a8_rows if name in ends else round_rows,
+        keeps_embedding=True,
+    )
+    check(logits_of(load_bytes(directory, "int4"), TOKENS), expected)
+
+
+def test_int4_keeps_blocks_that_are_no_larger(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    path = write_gguf(directory, tmp_path / "model.gguf", Type.Q4_0, storages={"down": Type.Q8_0})
+    num_weights = 3 * 64 * (64 + 32 + 32 + 64 + 2 * 96)  # of Q4_0
+    made, kept = (load_bytes(source, "int4").model.weight_bytes for source in (directory, path))
+    assert made - kept == num_weights // 32 * (20 - 18)
+
+
+def test_weights_beyond_float16_are_refused_as_four_bits(tmp_path: Path) -> None:
+    directory = save_decoder(tmp_path, "llama")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 3] = 1e6
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"32 of the 6144 numbers of 'model.layers.1.mlp.down"):
+        load_bytes(directory, "int4")
 
 
 def test_weights_that_cannot_be_turned_become_those_of_a_q8_0_file(tmp_path: Path) -> None:
@@ -175,7 +214,7 @@ def test_an_outlier_of_a_row_leaves_room_for_the_others(tmp_path: Path) -> None:
     whole = oracle(
         directory,
         lambda _: in_blocks(Type.Q8_0),
-        lambda rows: round_rows(rows, rows.shape[-1]),
+        lambda _: lambda rows: round_rows(rows, rows.shape[-1]),
         keeps_embedding=True,
     )
     error, error_of_whole = (np.square(each - expected).mean() ** 0.5 for each in (found, whole))
@@ -206,7 +245,7 @@ def test_rows_of_no_whole_blocks_stay_floats(
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "w8a8"])
+@pytest.mark.parametrize("quantization", ["gguf", "w8a8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_are_the_same_in_any_chunks_and_on_any_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, dtype: str
@@ -276,7 +315,7 @@ def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_native_backend_is_chosen() -> None:
-    for quantization in ("gguf", "w8a8"):
+    for quantization in ("gguf", "w8a8", "int4"):
         args = EngineArgs("m", quantization=quantization)
         assert choose_backend(args) == ("native", f"for quantization={quantization!r}", False)
         with pytest.raises(ConfigError, match="backend is 'torch': give quantization='int8'"):
@@ -285,5 +324,5 @@ def test_the_native_backend_is_chosen() -> None:
 
 def test_a_directory_has_no_blocks(tmp_path: Path) -> None:
     directory = save_decoder(tmp_path, "llama")
-    with pytest.raises(ConfigError, match="is no GGUF file: give 'int8' or 'w8a8'"):
+    with pytest.raises(ConfigError, match="is no GGUF file: give 'int8', 'w8a8' or 'int4'"):
         load_bytes(directory)

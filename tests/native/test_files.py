@@ -425,7 +425,7 @@ def model_to_damage(original: Path, directory: Path, quantization: str | None) -
     return file, min(int(tensor.data_offset) for tensor in gguf.GGUFReader(file).tensors)
 
 
-@pytest.mark.parametrize("quantization", [None, "gguf", "w8a8", *SCHEMES])
+@pytest.mark.parametrize("quantization", [None, "gguf", "w8a8", "int4", *SCHEMES])
 def test_damaged_blocks_are_refused_or_served(
     original: Path, tmp_path: Path, quantization: str | None
 ) -> None:

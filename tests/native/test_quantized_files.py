@@ -351,14 +351,14 @@ def test_another_format_is_refused(tmp_path: Path, quantization: str, words: str
     directory, dense = saved(tmp_path, GPTQ)
     with pytest.raises(ConfigError, match=words):
         load(directory, quantization)
-    with pytest.raises(ConfigError, match=r"give 'int8' or 'w8a8'"):
+    with pytest.raises(ConfigError, match=r"give 'int8', 'w8a8' or 'int4'"):
         load(dense, quantization)
 
 
 @pytest.mark.parametrize("scheme", [GPTQ, AWQ, PACKED], ids=lambda scheme: scheme.method)
 def test_without_the_option_files_are_refused_as_before(tmp_path: Path, scheme: Scheme) -> None:
     directory, _ = saved(tmp_path, scheme)
-    for quantization in (None, "int8", "w8a8"):
+    for quantization in (None, "int8", "w8a8", "int4"):
         words = f"quantization_config is .* without quantization='{scheme.method}': give backend"
         with pytest.raises(UnsupportedModelError, match=words):
             load(directory, quantization, backend="native")

@@ -344,6 +344,26 @@ def copy_blocks(
         ``StepError``: A block outside of its pool, or pairs that are not contiguous.
     """
 
+def round_to_blocks(
+    numbers: NDArray[np.float32],
+    storage: Literal["Q8_0", "Q4_1"],
+    blocks: NDArray[np.uint8],
+    *,
+    instructions: _InstructionSet | None = None,
+) -> None:
+    """Round numbers to the blocks of GGUF files.
+
+    Args:
+        numbers: Numbers, float32, whole blocks of 32.
+        storage: "Q8_0", as the gguf package rounds, or "Q4_1", with errors no larger than its.
+        blocks: The blocks, one after another, uint8 of 34 or 20 bytes a block; written.
+        instructions: Instruction set; None for the one in use.
+
+    Raises:
+        ``StepError``: Another storage, numbers that are no whole blocks, an output of another
+            length.
+    """
+
 def pack_layers(
     layers: Sequence[_PackedLayer],
     *,
@@ -366,8 +386,8 @@ def pack_layers(
             32 features each.
             Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``,
             written; None for other panels.
-            Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0" or "I8_TURNED",
-            which rows of any storage become.  None for numbers.
+            Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0", "Q4_1" or
+            "I8_TURNED", which rows of any storage become.  None for numbers.
         num_threads: Number of threads, the caller's included.
         instructions: Instruction set; None for the one in use.
 

@@ -63,7 +63,9 @@ class EngineOptions(TypedDict, total=False):
     dtype: "Literal['auto', 'float32', 'bfloat16', 'float16', 'half', 'float'] | torch.dtype | None"
     backend: Literal["auto", "torch", "native"] | None
     device: str | None
-    quantization: Literal["int8", "w8a8", "gguf", "gptq", "awq", "compressed-tensors"] | None
+    quantization: (
+        Literal["int8", "w8a8", "int4", "gguf", "gptq", "awq", "compressed-tensors"] | None
+    )
     attention_backend: Literal["rust", "triton", "torch", "sdpa"] | None
     cpu_kernels: Literal["fused", "modules", "generic"] | None
     cpu_instructions: str | None

@@ -13,14 +13,16 @@ from pagedserve.config.options import option
 ModelDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Backend: TypeAlias = Literal["auto", "torch", "native"]
 CpuKernels: TypeAlias = Literal["fused", "modules", "generic"]
-Quantization: TypeAlias = Literal["int8", "w8a8", "gguf", "gptq", "awq", "compressed-tensors"]
+Quantization: TypeAlias = Literal[
+    "int8", "w8a8", "int4", "gguf", "gptq", "awq", "compressed-tensors"
+]
 
 # Those of directories, whose numbers are converted when the files are opened.
 DIRECTORY_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gptq", "awq", "compressed-tensors")
 # Those that keep the numbers of the model's files, by the name of their format.
 FILE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("gguf", *DIRECTORY_QUANTIZATIONS)
 # Those whose products are of bytes, which the native backend computes.
-BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", *FILE_QUANTIZATIONS)
+BYTE_QUANTIZATIONS: Final[tuple[Quantization, ...]] = ("w8a8", "int4", *FILE_QUANTIZATIONS)
 
 
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
@@ -78,7 +80,8 @@ class PrecisionArgs:
         checks.choice((*get_args(Quantization), None)),
         "Quantization of linear layers, on the CPU: int8 stores one byte per weight and a scale "
         "per output feature, a quarter of float32's memory; w8a8 stores as much, of "
-        "turned inputs, and multiplies it with rows of bytes; gguf keeps the blocks of a "
+        "turned inputs, and multiplies it with rows of bytes; int4 stores 5 bits per weight in "
+        "blocks of 32; gguf keeps the blocks of a "
         "GGUF file and multiplies these with rows of bytes, and so do gptq, awq and "
         "compressed-tensors with the 4 or 8 bits of files in these formats. Both backends run "
         "int8, the native backend the others.",

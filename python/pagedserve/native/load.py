@@ -113,7 +113,7 @@ def _kept_quantization(
     found = "is a GGUF file" if source.is_gguf else f"has quant_method {repr(given)[:80]}"
     if args.quantization == "gguf":
         found = "is no GGUF file"
-    accepted = repr(given) if given in FILE_QUANTIZATIONS else "'int8' or 'w8a8'"
+    accepted = repr(given) if given in FILE_QUANTIZATIONS else "'int8', 'w8a8' or 'int4'"
     raise ConfigError(
         f"quantization is {args.quantization!r}, and model {args.model!r} {found}: give "
         f"{accepted}, or leave it out"
@@ -228,12 +228,14 @@ def _pack(
     has_own_head = bool(config.head.num_outputs) and not config.head.is_tied
     # Blocks of a file are read at no loss; other weights are quantized where they are multiplied.
     quantizes_embedding = config.head.is_tied or quantization == "gguf"
+    # Embedding and head lose more.
+    of_ends: Quantization | None = "w8a8" if quantization == "int4" else quantization
     planned_embedding = packer.plan(
-        Part(names.embedding), quantization=quantization if quantizes_embedding else None
+        Part(names.embedding), quantization=of_ends if quantizes_embedding else None
     )
     planned_head = planned_embedding
     if has_own_head:
-        planned_head = packer.plan(Part(names.head), quantization=quantization)
+        planned_head = packer.plan(Part(names.head), quantization=of_ends)
     packing = _LayerPacking(packer, config, quantization)
     layers = [packing.plan(layer) for layer in range(len(config.layers))]
     packer.log_converted(quantization)

@@ -34,9 +34,12 @@ logger = logging.getLogger(__name__)
 Sections: TypeAlias = list[tuple[str, int]]
 
 _PANEL_FEATURES: Final = 64  # as in rust/cpu/src/linear.rs
-# What weights become for "w8a8", the formats that Rust makes of any other: the first whose blocks
-# their rows are.
-_BYTES: Final = (TURNED_ROWS, "Q8_0")
+# What weights become, of the formats that Rust makes of any other: the first whose blocks their
+# rows are.
+_MADE: Final[dict[Quantization | None, tuple[str, ...]]] = {
+    "w8a8": (TURNED_ROWS, "Q8_0"),
+    "int4": ("Q4_1",),
+}
 # Dtypes of storages of 16 bits.
 _HALVES: Final[dict[str, ComputeDtype]] = {"BF16": "bfloat16", "F16": "float16"}
 # Storages whose products are those of bytes.
@@ -249,14 +252,27 @@ def _sections(
     tensors: Sequence[StoredTensor], quantization: Quantization | None, *, is_gated: bool
 ) -> Sections | None:
     """Formats of a layer whose products are those of bytes; None if they are not."""
-    if quantization == "w8a8":
-        num_features = sum(tensor.shape[0] for tensor in tensors)
-        fitting = (name for name in _BYTES if tensors[0].shape[1] % SIZES[name][0] == 0)
-        return next(([(name, num_features)] for name in fitting), None)
-    if quantization not in FILE_QUANTIZATIONS or any(
-        tensor.storage not in _AS_STORED for tensor in tensors
-    ):
-        return None
+    if all(_is_kept(tensor, quantization) for tensor in tensors):
+        kept = _kept_sections(tensors, is_gated=is_gated)
+        if kept is not None or quantization not in _MADE:
+            return kept
+    num_features = sum(tensor.shape[0] for tensor in tensors)
+    made = _MADE.get(quantization, ())
+    fitting = (name for name in made if tensors[0].shape[1] % SIZES[name][0] == 0)
+    return next(([(name, num_features)] for name in fitting), None)
+
+
+def _is_kept(tensor: StoredTensor, quantization: Quantization | None) -> bool:
+    """Whether a matrix may stay as it is stored: with "int4" if its blocks are no larger."""
+    if quantization == "int4":
+        num_weights, num_bytes = SIZES["Q4_1"]
+        is_small = tensor.num_bytes * num_weights <= tensor.num_weights * num_bytes
+        return is_small and tensor.storage in BLOCK_FORMATS
+    return quantization in FILE_QUANTIZATIONS and tensor.storage in _AS_STORED
+
+
+def _kept_sections(tensors: Sequence[StoredTensor], *, is_gated: bool) -> Sections | None:
+    """Formats of a layer as its matrices are stored; None if one product cannot have all."""
     sections = [
         (storage, sum(tensor.shape[0] for tensor in group))
         for storage, group in groupby(tensors, lambda tensor: tensor.storage)
@@ -295,9 +311,7 @@ def _is_converted(
     """
     if quantization == "gguf" and _HALVES.get(tensor.storage) == dtype:
         return False
-    if quantization in ("w8a8", "gguf"):
-        return True
-    return quantization in FILE_QUANTIZATIONS and tensor.storage in _AS_STORED
+    return quantization == "gguf" or quantization in _MADE or _is_kept(tensor, quantization)
 
 
 def _empty_panels(

@@ -28,6 +28,7 @@ from pagedserve.models.load.bars import Bar
 from pagedserve.models.load.gguf_header import GgufHeader
 from pagedserve.native.checkpoint import Checkpoint
 from pagedserve.native.packing import Packer, Part
+from pagedserve.native.rounding import rounded_to_blocks
 from pagedserve.native.stored import StoredTensor
 from pagedserve.quantize.targets import BlockFormat, Target
 
@@ -142,7 +143,7 @@ class GgufCopy:
                     f"model {self.checkpoint.model!r}: {tensor.name!r} has a weight of magnitude "
                     f"{largest:g}; those of {chosen.name} are at most {chosen.largest:g}"
                 )
-            yield chosen.quantize(rows).tobytes(), len(rows) * row_bytes
+            yield rounded_to_blocks(rows, chosen.name).tobytes(), len(rows) * row_bytes
 
 
 def check_output(path: Path) -> None:

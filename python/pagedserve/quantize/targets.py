@@ -1,17 +1,14 @@
 """What a file is quantized to: a format for each matrix."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, Literal
 
 from pagedserve.native.checkpoint import Checkpoint
+from pagedserve.native.rounding import LARGEST_FLOAT16
 from pagedserve.native.stored import BLOCK_WEIGHTS, STORAGES, StoredTensor
 from pagedserve.native.tensor_names import shapes_of
 from pagedserve.quantize import TargetName
-from pagedserve.quantize.blocks import LARGEST_FLOAT16, q4_1, q8_0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +19,19 @@ class BlockFormat:
         name: Its name, one of the `STORAGES`.
         number: Its number in GGUF files.
         largest: Largest magnitude of a weight, since scales are float16.
-        quantize: Rounds float32 ``[N, K]`` to the bytes of blocks, uint8 ``[N, ...]``.
     """
 
-    name: str
+    name: Literal["Q8_0", "Q4_1"]
     number: int
     largest: float
-    quantize: Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
     def num_bytes(self, num_weights: int) -> int:
         """Bytes of whole blocks."""
         return num_weights // BLOCK_WEIGHTS * STORAGES[self.name][1]
 
 
-_BYTES: Final = BlockFormat("Q8_0", 8, 127 * float(LARGEST_FLOAT16), q8_0)
-_HALVES: Final = BlockFormat("Q4_1", 3, float(LARGEST_FLOAT16), q4_1)
+_BYTES: Final = BlockFormat("Q8_0", 8, 127 * float(LARGEST_FLOAT16))
+_HALVES: Final = BlockFormat("Q4_1", 3, float(LARGEST_FLOAT16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ mod number;
 pub mod pack;
 mod pages;
 mod portable;
+mod rounding;
 mod scratch;
 mod storage;
 mod team;
@@ -64,6 +65,7 @@ pub use logits::Logits;
 pub use logprobs::logprobs;
 pub use number::DType;
 pub use pages::advise_huge_pages;
+pub use rounding::round_to_blocks;
 pub use team::{Execution, Sequential, Team};
 #[cfg(target_os = "linux")]
 pub use threads::{Threads, Waits};

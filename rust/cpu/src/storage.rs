@@ -202,25 +202,6 @@ fn read_q8_0(block: &[u8; 34], to: &mut [f32; 32]) {
     }
 }
 
-/// Weights of a block of `Q8_0`.
-pub(crate) const Q8_0_WEIGHTS: usize = 32;
-
-/// Makes a block of `Q8_0`: the nearest multiples, ties away from zero, of a 127th of the largest.
-///
-/// The numbers of a block that a quantiser made, whose largest is 127 scales, become that block.
-pub(crate) fn write_q8_0(numbers: &[f32; Q8_0_WEIGHTS]) -> [u8; 34] {
-    let scale = numbers.iter().fold(0.0_f32, |peak, number| peak.max(number.abs())) / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut block = [0; 34];
-    block[..2].copy_from_slice(&Float16::unit(&[scale, 0.0]).to_le_bytes()[..2]);
-    for (to, number) in block[2..].iter_mut().zip(numbers) {
-        #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
-        let whole = (number * inverse).round() as i8;
-        *to = whole.cast_unsigned();
-    }
-    block
-}
-
 /// A small number without its offset.
 #[inline(always)]
 fn small(number: u8, offset: i8) -> f32 {

@@ -119,7 +119,7 @@ impl Format {
 
     /// Whether weights of any storage become blocks of this format.
     pub(crate) const fn takes_any(self) -> bool {
-        matches!(self, Self::I8Turned | Self::Q8_0)
+        matches!(self, Self::I8Turned | Self::Q8_0 | Self::Q4_1)
     }
 
     /// The storage of the blocks in a file, or of the same bytes.

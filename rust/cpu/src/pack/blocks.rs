@@ -1,4 +1,4 @@
-//! Panels of blocks: those of a file, unchanged, or `Q8_0` blocks of other numbers.
+//! Panels of blocks: those of a file, unchanged, or blocks that other numbers are rounded to.
 
 use std::sync::atomic::Ordering;
 
@@ -8,8 +8,11 @@ use crate::bytes::{self, Format};
 use crate::error::{Error, Result};
 use crate::linear::PANEL_FEATURES;
 use crate::number::{Float16, Stored};
-use crate::storage::{Q8_0_WEIGHTS, write_q8_0};
+use crate::rounding::{BLOCK, Rounding};
 use crate::vectors::Instructions;
+
+/// Bytes of the largest block that numbers are rounded to.
+const MOST_BYTES: usize = 34;
 
 impl Packing<'_> {
     /// Refuses rows that are not stored as the panels keep them, if these do not take any.
@@ -89,33 +92,42 @@ impl Packing<'_> {
         }
     }
 
-    /// Writes a panel of `Q8_0` blocks of numbers rounded to the dtype.
+    /// Writes a panel of blocks of numbers rounded to the dtype.
     ///
     /// # Safety
     /// That of `write_blocks`; the CPU has the instructions.
-    pub(super) unsafe fn write_q8_0<I: Instructions>(
+    pub(super) unsafe fn write_rounded<I: Instructions>(
         &self,
         panel: usize,
         fetched: &Fetched<'_>,
         rows: &mut [f32],
-        mut to: *mut u8,
+        (format, to): (Format, *mut u8),
     ) {
+        let block = format.block();
+        let mut stored = [0; CHUNK / BLOCK * MOST_BYTES];
         for first in (0..self.in_features).step_by(CHUNK) {
             // SAFETY: the caller's promise.
             let len = unsafe { self.read::<I>(panel, fetched, first, rows, true) };
-            for number in 0..len / Q8_0_WEIGHTS {
-                for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
-                    let Some((index, _)) = self.source(panel, feature) else { continue };
-                    let numbers = &row.as_chunks().0[number];
-                    let stored = write_q8_0(numbers);
+            let to = to.wrapping_add(format.panel_bytes(first));
+            for (feature, row) in rows.chunks_exact(CHUNK_STRIDE).enumerate() {
+                let Some((index, _)) = self.source(panel, feature) else { continue };
+                let (numbers, stored) =
+                    (&row[..len], &mut stored[..len / BLOCK * block.num_bytes()]);
+                // SAFETY: the caller's promise.
+                unsafe { I::call(Rounding { format, numbers, to: &mut *stored }) };
+                let blocks = stored.chunks_exact(block.num_bytes());
+                for (number, (stored, numbers)) in
+                    blocks.zip(numbers.chunks_exact(BLOCK)).enumerate()
+                {
+                    let to = to.wrapping_add(number * PANEL_FEATURES * block.num_bytes());
                     // SAFETY: the caller's promise: the panel has this block of each feature.
-                    unsafe { write_block(Format::Q8_0, &stored, feature, to) };
+                    unsafe { write_block(format, stored, feature, to) };
                     // Numbers that are not finite were counted; others have too large a scale.
-                    if !half_at(&stored, 0).is_finite() && numbers.iter().all(|n| n.is_finite()) {
-                        self.odd[index].fetch_add(Q8_0_WEIGHTS, Ordering::Relaxed);
+                    let is_odd = block.halves.iter().any(|at| !half_at(stored, *at).is_finite());
+                    if is_odd && numbers.iter().all(|number| number.is_finite()) {
+                        self.odd[index].fetch_add(BLOCK, Ordering::Relaxed);
                     }
                 }
-                to = to.wrapping_add(PANEL_FEATURES * Format::Q8_0.block().num_bytes());
             }
         }
     }

@@ -8,7 +8,7 @@
 //!
 //! 1. Panels are those that the same numbers make when they are first rounded to the dtype and then
 //!    packed; int8 weights are the nearest multiples, ties to even, of a 127th of a feature's
-//!    largest.  Rows of another storage become `Q8_0` blocks as the `gguf` package makes them.
+//!    largest.  Rows of another storage are rounded to blocks (`rounding.rs`).
 //! 2. Each panel is written by one thread; features beyond the rows are zero.
 //! 3. Files are read, not mapped: one that becomes shorter meanwhile is an error, not a signal.
 //!
@@ -72,8 +72,8 @@ pub enum PanelsMut<'a> {
     },
     /// Blocks of the file, which products of bytes take.
     Bytes {
-        /// The formats: those of the rows, or `Q8_0` or `I8Turned`, which rows of any storage
-        /// become.
+        /// The formats: those of the rows, or `Q8_0`, `Q4_1` or `I8Turned`, which rows of any
+        /// storage become.
         sections: &'a [Section],
         /// The panels.
         values: &'a mut [u8],
@@ -435,7 +435,7 @@ impl<'a> Packing<'a> {
                             self.write_whole::<I>(panel, fetched, rows, to, place);
                         }
                         _ if self.other_storage(panel, format).is_some() => {
-                            self.write_q8_0::<I>(panel, fetched, rows, values);
+                            self.write_rounded::<I>(panel, fetched, rows, (format, values));
                         }
                         (_, scales) => {
                             self.write_blocks(panel, fetched, format, values);

@@ -37,11 +37,16 @@ const FORMATS: [(&str, Format); 13] = [
 /// Format and number of features.
 pub(crate) type SectionAt = (String, i64);
 
+/// Looks up the format that an argument names.
+pub(crate) fn format_of(name: &str, given: &str) -> PyResult<Format> {
+    choice(name, given, &FORMATS)
+}
+
 /// Looks up the formats of sections.
 pub(crate) fn sections_of(given: &[SectionAt]) -> PyResult<Vec<Section>> {
     let section = |(format, num_features): &SectionAt| {
         Ok(Section {
-            format: choice("the format of a section", format, &FORMATS)?,
+            format: format_of("the format of a section", format)?,
             num_features: size("the features of a section", *num_features)?,
         })
     };

@@ -58,7 +58,7 @@ pub(crate) mod module {
     #[pymodule_export]
     use super::moves::copy_blocks;
     #[pymodule_export]
-    use super::pack::pack_layers;
+    use super::pack::{pack_layers, round_to_blocks};
     #[pymodule_export]
     use super::sampling::{draw, logprobs, top_k};
     #[pymodule_export]

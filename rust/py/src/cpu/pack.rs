@@ -13,8 +13,8 @@ use pagedserve_cpu::pack::{Layer, PackError, PanelsMut, Rows, Storage, pack};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::arrays::{checked, numbers, readwrite};
-use crate::cpu::linear::{SectionAt, sections_of};
+use crate::arrays::{checked, numbers, readonly, readwrite};
+use crate::cpu::linear::{SectionAt, format_of, sections_of};
 use crate::cpu::{choice, dtype_of, on_threads, size};
 use crate::gateway::Work;
 
@@ -55,6 +55,36 @@ type LayerAt<'py> = (
     Option<Vec<SectionAt>>,
 );
 
+/// Round numbers to the blocks of GGUF files.
+///
+/// Args:
+///     numbers: Numbers, float32, whole blocks of 32.
+///     storage: "Q8_0", as the gguf package rounds, or "Q4_1", with errors no larger than its.
+///     blocks: The blocks, one after another, uint8 of 34 or 20 bytes a block; written.
+///     instructions: Instruction set; None for the one in use.
+///
+/// Raises:
+///     ``StepError``: Another storage, numbers that are no whole blocks, an output of another
+///         length.
+#[pyfunction]
+#[pyo3(signature = (numbers, storage, blocks, *, instructions = None))]
+pub(crate) fn round_to_blocks(
+    py: Python<'_>,
+    numbers: &Bound<'_, PyAny>,
+    storage: &str,
+    blocks: &Bound<'_, PyAny>,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let format = format_of("storage", storage)?;
+    let numbers = readonly::<f32>(numbers, "numbers")?;
+    let mut blocks = readwrite(&checked::<u8>(blocks, "blocks")?, "blocks")?;
+    let (numbers, blocks) = (numbers.as_slice()?, blocks.as_slice_mut()?);
+    let work = Work::numbers(&[numbers.len(), 8]);
+    on_threads(py, 1, instructions, work, |execution| {
+        pagedserve_cpu::round_to_blocks(format, numbers, blocks, execution)
+    })
+}
+
 /// Pack the rows of linear layers into panels for `PackedWeights`.
 ///
 /// Args:
@@ -71,8 +101,8 @@ type LayerAt<'py> = (
 ///         32 features each.
 ///         Scales of int8 panels and of sections of "I8_ROWS" or "I8_TURNED", float32 ``[N]``,
 ///         written; None for other panels.
-///         Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0" or "I8_TURNED",
-///         which rows of any storage become.  None for numbers.
+///         Sections as for `PackedWeights`, in the storage of the rows, or "Q8_0", "Q4_1" or
+///         "I8_TURNED", which rows of any storage become.  None for numbers.
 ///     num_threads: Number of threads, the caller's included.
 ///     instructions: Instruction set; None for the one in use.
 ///
