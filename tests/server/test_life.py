@@ -342,6 +342,12 @@ def test_a_dead_engine_is_told_to_everybody(serve: Serve, formula: FormulaModel)
         formula.executor(served.engine).before_sampling = die
         statuses = [future.result().status_code for future in running]
         assert statuses == [503] * 3
+        for route, body in {
+            "/v1/embeddings": {"input": "a"},
+            "/v1/score": {"text_1": "a", "text_2": "b"},
+            "/v1/rerank": {"query": "a", "documents": ["b"]},
+        }.items():
+            assert served.http.post(route, json=body).status_code == 503, route
 
 
 def test_a_reader_that_stalls_is_let_go(serve: Serve, formula: FormulaModel) -> None:

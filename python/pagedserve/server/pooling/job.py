@@ -242,6 +242,7 @@ async def _scored(
     shape: Callable[[Sequence[float]], Mapping[str, Any]],
 ) -> PoolingJob:
     """Score pairs with a cross-encoder; else embed each text once, however many pairs it is in."""
+    await context.check_ready()
     listed_prompts(pairs, field)
     takes_pairs = (await context.pooling_rules()).takes_pairs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
