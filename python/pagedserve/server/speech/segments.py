@@ -3,7 +3,7 @@
 import re
 import zlib
 from collections.abc import Callable, Iterable
-from functools import partial
+from html import escape
 from typing import Final
 
 from pagedserve.server.speech.protocol import TranscriptSegment
@@ -20,22 +20,25 @@ def compression_ratio(text: str) -> float:
 
 def _srt(segments: Iterable[TranscriptSegment]) -> str:
     return "\n".join(
-        f"{number}\n{_cue(segment, ',')}" for number, segment in enumerate(segments, 1)
+        f"{number}\n{_cue(segment, ',', segment.text)}"
+        for number, segment in enumerate(segments, 1)
     )
 
 
 def _vtt(segments: Iterable[TranscriptSegment]) -> str:
-    return "\n".join(["WEBVTT\n", *map(partial(_cue, point="."), segments)])
+    # There "<" begins a tag, and "&" the name of a character.
+    cues = (_cue(segment, ".", escape(segment.text, quote=False)) for segment in segments)
+    return "\n".join(["WEBVTT\n", *cues])
 
 
 # By response format.
 SUBTITLES: Final[dict[str, Subtitles]] = {"srt": _srt, "vtt": _vtt}
 
 
-def _cue(segment: TranscriptSegment, point: str) -> str:
+def _cue(segment: TranscriptSegment, point: str, text: str) -> str:
     # An arrow or an empty line in the text would end the cue.
-    text = " ".join(re.sub("-+->", "->", segment.text).split())
-    return f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n{text}\n"
+    line = " ".join(re.sub("-+->", "->", text).split())
+    return f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n{line}\n"
 
 
 def _time(seconds: float, point: str) -> str:
