@@ -82,7 +82,7 @@ def _gguf_source(model: str) -> ModelSource:
         raise ConfigError(
             f"model {model!r} is {what}, and quantize reads GGUF files: give a .gguf file, such as "
             "llama.cpp's convert_hf_to_gguf.py writes of a directory in Hugging Face format, or "
-            "quantize at each load instead, with quantization 'w8a8' or 'int8'"
+            "quantize at each load instead, with quantization 'w8a8', 'int4' or 'int8'"
         )
     return source
 
