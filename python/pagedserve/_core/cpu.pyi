@@ -24,6 +24,7 @@ __all__ = [
     "read_pairs",
     "read_texts",
     "rms_norm",
+    "round_to_blocks",
     "thread_waits",
     "top_k",
     "use_instructions",
