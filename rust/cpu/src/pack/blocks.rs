@@ -12,7 +12,7 @@ use crate::rounding::{BLOCK, Rounding};
 use crate::vectors::Instructions;
 
 /// Bytes of the largest block that numbers are rounded to.
-const MOST_BYTES: usize = 34;
+const MOST_BYTES: usize = Format::Q8_0.block().num_bytes();
 
 impl Packing<'_> {
     /// Refuses rows that are not stored as the panels keep them, if these do not take any.
